@@ -65,13 +65,13 @@ class Artefact(BaseModel):
         Raises:
             InputError: The file cannot be read or is invalid. The message names the invalid key.
         """
-        path = cls.path_in(path)
+        path = cls.json_path_in(path)
         return cls.parse(read_file(path), str(path), cls.remedy)
 
     @classmethod
     def read_if_present(cls, path: Path) -> Self | None:
         """Read a JSON file as `read` does, but return None if the file does not exist."""
-        return cls.read(path) if os.path.lexists(cls.path_in(path)) else None
+        return cls.read(path) if os.path.lexists(cls.json_path_in(path)) else None
 
     @classmethod
     def read_lines(cls, path: Path) -> tuple[Self, ...]:
@@ -106,7 +106,7 @@ class Artefact(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write the content to a JSON file atomically. `path` is the file, or the folder that will contain it."""
-        path = self.path_in(path)
+        path = self.json_path_in(path)
         if not self.line_per_entry:
             write_json(path, self.as_json())
             return
@@ -120,7 +120,7 @@ class Artefact(BaseModel):
         write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
     @classmethod
-    def path_in(cls, path: Path | str) -> Path:
+    def json_path_in(cls, path: Path | str) -> Path:
         """Return the path of the JSON file in a folder.
 
         Return `path` unchanged if it already ends in `.json`, or if files of this class have no fixed name.

@@ -67,7 +67,7 @@ def find_pack_kind(folder: Path) -> PackKind | None:
         InputError: Packing was started in the folder but has not finished.
     """
     kind = next((kind for kind, path in _metadata_path_by_kind(folder).items() if path.exists()), None)
-    if kind is None and not RowLengthTables.path_in(folder).exists():
+    if kind is None and not RowLengthTables.json_path_in(folder).exists():
         for path in filter(Path.is_file, _list_settings_paths(folder)):
             try:
                 command = _COMMANDS.get(read_signature(path).stage)
@@ -83,7 +83,7 @@ def list_pack_kind_files(folder: Path) -> tuple[Path, ...]:
 
     If the folder is in a store, the caller must download these files first.
     """
-    return *_metadata_path_by_kind(folder).values(), RowLengthTables.path_in(folder), *_list_settings_paths(folder)
+    return *_metadata_path_by_kind(folder).values(), RowLengthTables.json_path_in(folder), *_list_settings_paths(folder)
 
 
 def _metadata_path_by_kind(folder: Path) -> dict[PackKind, Path]:
@@ -95,4 +95,4 @@ def _list_settings_paths(folder: Path) -> tuple[Path, Path]:
     """Return the two possible paths of the settings file in a folder. The first is for packed TFRecords, and the second for
     packed tables.
     """
-    return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowLengthTables.path_in(folder))
+    return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowLengthTables.json_path_in(folder))

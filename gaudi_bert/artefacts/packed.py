@@ -178,14 +178,14 @@ class PackedMetadata(Artefact):
             InputError: The folder has packs of another kind, packing has not finished, or the file is invalid. The message
                 says which of these it is.
         """
-        path = cls.path_in(path)
+        path = cls.json_path_in(path)
         with explain_os_errors(path, "read"):
             is_packed = path.is_file()
         if not is_packed:
             folder = path.parents[cls.file_name.count("/")]
             check_no_row_tables(folder)
             for other in (RecordMetadata, TableMetadata):
-                if other.path_in(folder).is_file():
+                if other.json_path_in(folder).is_file():
                     raise InputError(
                         f"{folder}: expected {cls.packs_name}, found {other.packs_name}; pass a folder that contains "
                         f"{cls.packs_name}"

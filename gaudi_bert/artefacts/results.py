@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, format_count
-from gaudi_bert.config.options import check_combination
+from gaudi_bert.config.options import check_option_combination
 
 if TYPE_CHECKING:  # these modules are slow to import, and `run` and `--help` do not need them
     from gaudi_bert.artefacts.packed import PackedMetadata, PackedTotals
@@ -54,7 +54,7 @@ class StageRun:
     finish: bool = False
 
     def __post_init__(self) -> None:
-        check_combination({"--shard": self.part, "--finish": self.finish})
+        check_option_combination({"--shard": self.part, "--finish": self.finish})
 
     @property
     def does_all_parts(self) -> bool:

@@ -10,7 +10,7 @@ import typer
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.options import TypedValue, check_combination
+from gaudi_bert.config.options import TypedValue, check_option_combination
 
 if TYPE_CHECKING:  # `--help` needs no settings, and importing them takes as long as everything else
     from gaudi_bert.config.sections import TableSettings
@@ -82,7 +82,7 @@ def prepare(
     from gaudi_bert.config.sections import PrepareSettings
     from gaudi_bert.corpus import prepare
 
-    check_combination({"--vocab": options.get("vocab"), "--train-vocab": options.get("train_vocab")})
+    check_option_combination({"--vocab": options.get("vocab"), "--train-vocab": options.get("train_vocab")})
     result = prepare.prepare_examples(
         section_from_options(PrepareSettings, options, text=text),
         out,
@@ -262,7 +262,7 @@ def pack(
                 f"--on-bad-file {on_bad_file}: files of a table cannot be skipped; pass only the good files, for example by "
                 "a glob pattern"
             )
-        check_combination({"--shard": shard, "--verify": verify})
+        check_option_combination({"--shard": shard, "--verify": verify})
         run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
         result = pack_table(source, out, _make_table_settings(source, options, set_), run, verify=verify)
         train = f"{output.quote_command('train', '--data', out, '--out', 'run/')} --model MODEL"

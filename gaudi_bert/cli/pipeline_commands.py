@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import format_location
 from gaudi_bert.common.launch import find_launch, is_first_process
 from gaudi_bert.common.progress import ONLY_RESULT_VARIABLE, Reporter, format_seconds
-from gaudi_bert.config.options import check_combination
+from gaudi_bert.config.options import check_option_combination
 
 if TYPE_CHECKING:  # `--help` needs no settings, and importing them takes as long as everything else
     from gaudi_bert.artefacts.work_folder import WorkFolder
@@ -117,7 +117,7 @@ def _run_and_print(
 
         how = run.options
         unsupported = {"--overwrite": how.overwrite, "--shard": how.part, "--finish": how.finish, "--workers": how.workers}
-        check_combination({"--on kubernetes": True, **unsupported})
+        check_option_combination({"--on kubernetes": True, **unsupported})
         steps = run_on_kubernetes(run.settings, stages, how.reporter)
         descriptions = {"done": "done", "skipped": "already complete, nothing to do"}
         output.print_result(steps, json, [f"{step}: {descriptions[state]}" for step, state in steps.items()])
@@ -227,7 +227,7 @@ def settings(
 
     from gaudi_bert.config.pipeline import build_pipeline_json_schema, format_settings_page
 
-    check_combination({"SECTION": section, "--json": json})
+    check_option_combination({"SECTION": section, "--json": json})
     for line in (
         [dumps(build_pipeline_json_schema(), indent=1)]
         if json

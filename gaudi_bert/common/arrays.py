@@ -51,7 +51,7 @@ def make_bit_generator(seed: int, purpose: str, *indices: int) -> np.random.Phil
     return np.random.Philox(key=key)
 
 
-def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:
+def draw_random_uint64(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:
     """Return random 64-bit words, uint64 [count]. The same arguments always give the same words."""
     return make_bit_generator(seed, purpose, *indices).random_raw(count)
 
@@ -68,7 +68,7 @@ def permutation(
         *indices: Further integers, such as a group or epoch number.
         dtype: The dtype of the result. With int32, ten million elements take 40 MB instead of 80 MB.
     """
-    return _argsort_words(random_words(count, seed, purpose, *indices), dtype)
+    return _argsort_words(draw_random_uint64(count, seed, purpose, *indices), dtype)
 
 
 # Sorting many random words at once would need several times their memory. If there are more words than this, they are sorted

@@ -73,7 +73,7 @@ def kernel(function: Function) -> Function:
     return _compile(function)
 
 
-def borrowing_kernel(function: Function) -> Function:
+def kernel_without_refcounts(function: Function) -> Function:
     """Compile a function that neither allocates nor returns arrays. Unlike `kernel`, omit reference counting.
 
     Reference counting would take much of the time of a function that is called for every record or sequence.
@@ -81,8 +81,9 @@ def borrowing_kernel(function: Function) -> Function:
     return _compile(function, _nrt=False)
 
 
-def inner_kernel(function: Function) -> Function:
-    """Compile a function like `borrowing_kernel`, but without an entry point for Python, so that only kernels can call it.
+def kernel_without_python_entry(function: Function) -> Function:
+    """Compile a function like `kernel_without_refcounts`, but without an entry point for Python, so that only kernels can
+    call it.
 
     Compiling the entry point would take long.
     """

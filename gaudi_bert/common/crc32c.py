@@ -26,8 +26,8 @@ from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.compiled import (
     address_of,
     as_word,
-    borrowing_kernel,
     inlined_kernel,
+    kernel_without_refcounts,
     load_u8,
     load_word,
     make_intrinsic,
@@ -108,7 +108,7 @@ _AFTER_BYTES = _compute_polynomial_powers(8, 1)
 _AFTER_WORDS = _compute_polynomial_powers(2 * _MOST_WORDS + 1, 8)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _crc_by_tables(address: int, count: int, crc: int) -> int:
     """Compute the CRC-32C of `count` bytes with lookup tables. `crc` is the CRC of the preceding bytes, or 0."""
     crc ^= _ALL_ONES
@@ -133,7 +133,7 @@ def _multiply_crc_by_power(register: int, power: int) -> int:
     return _word_step(0, _carryless_product(register, power))
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _crc_by_instructions(address: int, count: int, crc: int) -> int:
     """Compute the CRC-32C of `count` bytes with CRC instructions. `crc` is the CRC of the preceding bytes, or 0."""
     crc ^= _ALL_ONES
@@ -163,7 +163,7 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
     return crc ^ _ALL_ONES
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _combine_by_instructions(crc: int, count: int, next_crc: int) -> int:
     """Combine `crc` with `next_crc`, the CRC of the next `count` bytes, using CRC instructions."""
     while count >= 8 * _MOST_WORDS:
@@ -172,7 +172,7 @@ def _combine_by_instructions(crc: int, count: int, next_crc: int) -> int:
     return _multiply_crc_by_power(_multiply_crc_by_power(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ next_crc
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _combine_by_tables(crc: int, count: int, next_crc: int) -> int:
     """Combine `crc` with `next_crc`, the CRC of the next `count` bytes, using lookup tables."""
     for _ in range(count):
@@ -180,13 +180,13 @@ def _combine_by_tables(crc: int, count: int, next_crc: int) -> int:
     return crc ^ next_crc
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _word_crc_by_instructions(word: int) -> int:
     """Compute the CRC-32C of a 64-bit word with a CRC instruction."""
     return _word_step(_ALL_ONES, word) ^ _ALL_ONES
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _word_crc_by_tables(word: int) -> int:
     """Compute the CRC-32C of a 64-bit word with lookup tables."""
     low = (word & _ALL_ONES) ^ _ALL_ONES
@@ -209,7 +209,7 @@ def mask_crc(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _crc32c_of_array(data: ByteArray, crc: int) -> int:
     """Return the CRC-32C of a contiguous array. `crc` is the CRC of the preceding bytes, or 0."""
     return crc32c_at(address_of(data), data.size, crc)

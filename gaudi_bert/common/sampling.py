@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation, random_words
+from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, draw_random_uint64, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
@@ -92,7 +92,7 @@ def _shuffle_within_lengths(lengths: AnyArray, starts_by_length: IntArray, seed:
         return order[np.argsort(lengths[order], kind="stable")]
     order = np.empty(lengths.size, number)
     bits = max(1, (lengths.size // 4096).bit_length())  # shifting by all 64 bits would be undefined
-    _argsort_uniform_words(random_words(lengths.size, seed, "sequences", group), bits, order)
+    _argsort_uniform_words(draw_random_uint64(lengths.size, seed, "sequences", group), bits, order)
     result = np.empty_like(order)
     _sort_by_length(order, lengths, starts_by_length.copy(), result)
     return result

@@ -1,7 +1,7 @@
 """Values of command-line options, and the options and settings that cannot be combined.
 
 `EXCLUSIVE` and `REQUIRED` contain options of commands (`--shard`) as well as keys of pipeline files (`kubernetes.store`).
-Commands call `check_combination` with what the user passed. `PipelineSettings` looks up the keys by itself.
+Commands call `check_option_combination` with what the user passed. `PipelineSettings` looks up the keys by itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REQUIRED: dict[tuple[str, str], str] = {
 }
 
 
-def combination_error(values: Mapping[str, object]) -> str | None:
+def option_combination_error(values: Mapping[str, object]) -> str | None:
     """Return an error message if the given options and settings cannot be combined, and otherwise None.
 
     Args:
@@ -71,7 +71,7 @@ def combination_error(values: Mapping[str, object]) -> str | None:
     return None
 
 
-def check_combination(values: Mapping[str, object]) -> None:
+def check_option_combination(values: Mapping[str, object]) -> None:
     """Raise InputError if the given options cannot be combined.
 
     Args:
@@ -80,6 +80,6 @@ def check_combination(values: Mapping[str, object]) -> None:
     Raises:
         InputError: Two of the options cannot be combined.
     """
-    message = combination_error(values)
+    message = option_combination_error(values)
     if message is not None:
         raise InputError(message)

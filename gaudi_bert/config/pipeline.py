@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import read_text
-from gaudi_bert.config.options import EXCLUSIVE, REQUIRED, TypedValue, combination_error
+from gaudi_bert.config.options import EXCLUSIVE, REQUIRED, TypedValue, option_combination_error
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
 from gaudi_bert.config.sections import (
     FineTuneSettings,
@@ -121,7 +121,7 @@ class PipelineSettings(Settings):
     @model_validator(mode="after")
     def _check_combinations_of_keys(self) -> PipelineSettings:
         keys = {key for pair in (*EXCLUSIVE, *REQUIRED) for key in pair if "." in key}
-        message = combination_error({key: functools.reduce(getattr, key.split("."), self) for key in keys})
+        message = option_combination_error({key: functools.reduce(getattr, key.split("."), self) for key in keys})
         if message is not None:
             raise ValueError(message)
         return self

@@ -135,7 +135,7 @@ def choose_evaluation_documents(document_count: int, fraction: float, seed: int)
     return held_out
 
 
-def form_blocks(document_characters: IntArray, is_in_split: BoolArray) -> list[Block]:
+def divide_documents_into_blocks(document_characters: IntArray, is_in_split: BoolArray) -> list[Block]:
     """Divide the documents of a split into blocks of at least `BLOCK_CHARACTERS` characters. Only the last block may be
     smaller.
 
@@ -161,7 +161,7 @@ def form_blocks(document_characters: IntArray, is_in_split: BoolArray) -> list[B
     return blocks
 
 
-def form_sections(split: Split, blocks: Sequence[Block], file_count: int) -> list[Section]:
+def divide_blocks_into_sections(split: Split, blocks: Sequence[Block], file_count: int) -> list[Section]:
     """Divide the blocks of a split into sections of one or more blocks. A section has at most `_MAX_FILES_PER_SECTION`
     output files, unless there are too few blocks.
 

@@ -44,8 +44,8 @@ from gaudi_bert.corpus.blocks import (
     SourceScan,
     Split,
     choose_evaluation_documents,
-    form_blocks,
-    form_sections,
+    divide_blocks_into_sections,
+    divide_documents_into_blocks,
     map_in_processes,
     read_blocks,
     scan_source,
@@ -185,8 +185,8 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
     characters = np.concatenate([scan.document_characters for scan in scans])
     held_out = choose_evaluation_documents(len(characters), settings.evaluation_fraction, settings.seed)
     blocks: dict[Split, list[Block]] = {
-        "train": form_blocks(characters, ~held_out),
-        "evaluation": form_blocks(characters, held_out),
+        "train": divide_documents_into_blocks(characters, ~held_out),
+        "evaluation": divide_documents_into_blocks(characters, held_out),
     }
     requested = {"train": settings.shards, "evaluation": max(1, round(settings.shards * settings.evaluation_fraction))}
     documents = {"train": int((~held_out).sum()), "evaluation": int(held_out.sum())}
@@ -194,7 +194,10 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
     # empty files.
     parts = {split: min(requested[split], documents[split]) for split in blocks}
     sections = [
-        section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
+        section
+        for split in blocks
+        if blocks[split]
+        for section in divide_blocks_into_sections(split, blocks[split], parts[split])
     ]
     run.reporter.say(
         f"{format_count(documents['train'], 'document')} for training, {documents['evaluation']:,} held out for evaluation"

@@ -192,7 +192,7 @@ def _build_block_mask(sequence_ids_BL: Tensor, is_causal: bool = False, window: 
 # --- Outputs of packs, by sequence
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
+def upcast_to_float32(tensor: Tensor) -> Tensor:
     """Convert 16-bit floating-point tensors to float32, and return other tensors unchanged."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 

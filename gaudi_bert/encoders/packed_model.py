@@ -30,12 +30,12 @@ from gaudi_bert.encoders.encoder_weights import find_persistent_buffers, read_ar
 from gaudi_bert.encoders.matrix_products import patch_linear_layers
 from gaudi_bert.encoders.pack_inputs import (
     PackInputs,
-    at_least_float32,
     build_additive_masks,
     build_membership_mask,
     convert_position_ids,
     gather_positions,
     pool_sequences,
+    upcast_to_float32,
     wrap_model_for_packs,
 )
 from gaudi_bert.encoders.pack_inputs_trial import (
@@ -124,7 +124,7 @@ class PackedModel:
         picked = (
             hidden_BLH if head.positions_feature is None else gather_positions(hidden_BLH, batch[head.positions_feature])
         )
-        return pool_sequences(head, at_least_float32(picked.flatten(0, 1)), batch)
+        return pool_sequences(head, upcast_to_float32(picked.flatten(0, 1)), batch)
 
     def compute_head_outputs(self, batch: Tensors) -> Tensor:
         """Run the encoder and the head on a batch of packs, and return the outputs of the head with at least float32
@@ -137,13 +137,13 @@ class PackedModel:
         head = cast(TaskHead, self._head)
         hidden_BLH = self._compute_hidden_states(batch)
         if head.positions_feature == "masked_positions":
-            return at_least_float32(self._run_head(gather_positions(hidden_BLH, batch["masked_positions"])))
+            return upcast_to_float32(self._run_head(gather_positions(hidden_BLH, batch["masked_positions"])))
         if not head.needs_outputs:
-            return at_least_float32(self._run_head(hidden_BLH))
+            return upcast_to_float32(self._run_head(hidden_BLH))
         with torch.autocast(hidden_BLH.device.type, enabled=False):
             if not head.predicts_per_text:
-                return at_least_float32(self._run_head(hidden_BLH.to(self._dtype)))
-            return at_least_float32(self._compute_outputs_per_text(hidden_BLH.to(self._dtype), batch))
+                return upcast_to_float32(self._run_head(hidden_BLH.to(self._dtype)))
+            return upcast_to_float32(self._compute_outputs_per_text(hidden_BLH.to(self._dtype), batch))
 
     def find_persistent_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that are stored together with the parameters, such as running statistics of layers, by name."""
@@ -325,7 +325,7 @@ def _masked_token_error(model: transformers.PreTrainedModel) -> str:
     return f"{problem}; {NO_PACKS_REMEDY}"
 
 
-class _StandIn(torch.nn.Module):
+class _EncoderReplacement(torch.nn.Module):
     """A replacement for the encoder in a model with a head. It returns given hidden states instead of computing them, so
     that only the head is run.
     """
@@ -364,7 +364,7 @@ def _copy_with_encoder_replaced(module: Any) -> torch.nn.Module:
         tokens = torch.tensor(find_ordinary_tokens(module.config)[None, :3], device=next(module.parameters()).device)
         output = encoder(input_ids=tokens)
     head: Any = copy.copy(module)
-    head._modules = {**module._modules, name: _StandIn(encoder, output)}  # noqa: SLF001 - only the copy is changed
+    head._modules = {**module._modules, name: _EncoderReplacement(encoder, output)}  # noqa: SLF001 - only the copy is changed
     head.config = copy.copy(module.config)
     if getattr(head.config, "pad_token_id", None) is None:
         head.config.pad_token_id = (

@@ -111,7 +111,7 @@ class OpenPacks:
             del self._stacks[room]
             del self._rooms[bisect_left(self._rooms, room)]
 
-    def close_all(self) -> StrategyCounts:
+    def close_all_packs(self) -> StrategyCounts:
         """Close all open packs, and return the number of packs of each strategy, which is the tuple of lengths in a pack."""
         for room in list(self._stacks):
             for count, pack in self._stacks.pop(room):  # A pack may list millions of sequences, so free each stack at once.
@@ -142,7 +142,7 @@ def pack_shortest_first(length_counts: IntArray, depth: int) -> StrategyCounts:
             open_packs.remove_newest(room, moved)
             open_packs.add_packs((*pack, length), moved, room - length)
             waiting -= moved
-    return open_packs.close_all()
+    return open_packs.close_all_packs()
 
 
 def pack_longest_first(length_counts: IntArray, depth: int, open_packs: OpenPacks | None = None) -> StrategyCounts:
@@ -167,7 +167,7 @@ def pack_longest_first(length_counts: IntArray, depth: int, open_packs: OpenPack
             opened = waiting // copies
             open_packs.add_packs((length,) * copies, opened, len(length_counts) - copies * length)
             waiting -= opened * copies
-    return open_packs.close_all()
+    return open_packs.close_all_packs()
 
 
 def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> int:

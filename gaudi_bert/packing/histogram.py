@@ -204,7 +204,7 @@ class _SizedFile(Protocol):
 File = TypeVar("File", bound=_SizedFile)
 
 
-def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, seed: int) -> list[list[File]]:
+def divide_files_into_groups(files: Sequence[File], group_sequences: int, group_bytes: int, seed: int) -> list[list[File]]:
     """Divide files into groups of nearly equal size. Every group is packed separately.
 
     Args:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import FloatArray, IntArray, random_words
+from gaudi_bert.common.arrays import FloatArray, IntArray, draw_random_uint64
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.heuristics import add_by_best_fit
 from gaudi_bert.packing.strategies import (
@@ -170,7 +170,7 @@ def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_pac
     group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
     # A bin contains sequences of nearly the same length, for several groups of slots. Distribute the sequences of a bin
     # randomly over its groups, and sort the sequences of each group by length.
-    shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
+    shuffled = np.lexsort((draw_random_uint64(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
     _assign_slot_groups(assignment, slot_packs, tokens_per_bin * slot_bins, slots, sequences, ends)
@@ -493,7 +493,7 @@ def exchange_pack_halves(
     stalled = rounds = 0
     while len(starts) - 1 > target_packs and stalled < patience and not budget.is_exhausted:
         before = len(starts)
-        words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
+        words = (draw_random_uint64(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
         lengths, starts = _exchange_halves_once(lengths, starts, words, max_length, half)
         budget.spend(OPERATIONS_PER_SEQUENCE * len(lengths) + OPERATIONS_PER_TOKEN * max_length)
         stalled = 0 if len(starts) < before else stalled + 1

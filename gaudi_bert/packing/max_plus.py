@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
+from gaudi_bert.common.compiled import inlined_kernel, kernel_without_python_entry, kernel_without_refcounts
 
 # The kernels use this number as the price of an impossible choice. It is finite, because the compiler may assume that
 # infinities do not occur.
@@ -74,14 +74,14 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     return np.array(products, dtype=np.int64).reshape(-1, 2)
 
 
-@inner_kernel
+@kernel_without_python_entry
 def update_elementwise_maximum(result: PackValues, offset: float, values: PackValues) -> None:
     """Compute result = max(result, offset + values) elementwise. `values` may be longer than `result`."""
     for position in range(result.size):
         result[position] = max(result[position], offset + values[position])
 
 
-@inner_kernel
+@kernel_without_python_entry
 def _update_elementwise_maximum_of_four(
     result: PackValues, values: PackValues, offset_3: float, offset_2: float, offset_1: float, offset_0: float
 ) -> None:
@@ -93,7 +93,7 @@ def _update_elementwise_maximum_of_four(
         result[position] = max(best, offset_0 + values[position])
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _multiply_max_plus(left: PackValues, right: PackValues, is_square: int, result: PackValues) -> None:
     """Compute the max-plus product of two arrays: result[t] = max over a of left[a] + right[t - a].
 
@@ -115,7 +115,7 @@ def _multiply_max_plus(left: PackValues, right: PackValues, is_square: int, resu
             )
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def compute_max_plus_closure(values: PackValues, items: IntArray, result: PackValues) -> None:
     """Solve an unbounded knapsack problem. For each total length, compute the largest total value of any number of items,
     and write it to `result`.
@@ -202,7 +202,7 @@ def _compute_max_price_by_powers(prices: PackValues, depth: int) -> int | float:
     return result
 
 
-@inner_kernel
+@kernel_without_python_entry
 def _find_best_split(left: PackValues, right: PackValues, total: int, min_price: float) -> int:
     """Find where to split the length `total` between two parts so that their total price reaches `min_price`. Return the
     smallest index `part` for which left[part] + right[total - part] is at least `min_price`.

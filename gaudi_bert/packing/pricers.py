@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.compiled import kernel_without_refcounts
 from gaudi_bert.packing.max_plus import (
     OPERATIONS_PER_PRODUCT,
     compute_max_plus_closure,
@@ -117,7 +117,7 @@ class _TracedPacks(NamedTuple):
     pending: IntArray  # int64, for `trace_best_lengths`
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _trace_best_packs(
     product_plan: IntArray,
     table: FloatArray,
@@ -250,7 +250,7 @@ def _compute_bounded_table_shape(lengths: IntArray, max_length: int, depth: int,
     return len(lengths) + 1, slots + 1, max_length + 1
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _fill_bounded_price_table(
     lengths: IntArray,
     counts: IntArray,
@@ -279,7 +279,7 @@ def _fill_bounded_price_table(
                     best_prices[row] = max(best_prices[row], added + before[top - copies * length])
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _trace_bounded_pack(
     lengths: IntArray,
     counts: IntArray,

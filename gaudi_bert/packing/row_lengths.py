@@ -166,8 +166,8 @@ class _RowPlanner:
     """Computes and caches how many rows the sequences in an interval of lengths need, and what these rows cost. All
     sequences of an interval go into rows of the same length.
 
-    An interval (above, length) contains the sequences of more than `above` and at most `length` tokens, which go into rows
-    of `length` tokens.
+    An interval (longer_than, length) contains the sequences of more than `longer_than` and at most `length` tokens, which
+    go into rows of `length` tokens.
     """
 
     def __init__(self, counts: IntArray, cost: Cost, depth: int | str, algorithm: str) -> None:
@@ -177,18 +177,23 @@ class _RowPlanner:
 
     def list_intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
         """Divide the sequence lengths into intervals at the given row lengths, and return the intervals that contain
-        sequences. The interval (above, length) contains the lengths from above + 1 to length.
+        sequences. The interval (longer_than, length) contains the lengths from longer_than + 1 to
+        length.
         """
-        return [(above, length) for above, length in pairwise((0, *row_lengths)) if self._counts[above:length].any()]
+        return [
+            (longer_than, length)
+            for longer_than, length in pairwise((0, *row_lengths))
+            if self._counts[longer_than:length].any()
+        ]
 
-    def plan_interval(self, above: int, row_length: int) -> Packing:
+    def plan_interval(self, longer_than: int, row_length: int) -> Packing:
         """Pack the sequences in an interval of lengths into rows of `row_length` tokens, or reuse the packing from an
         earlier call.
         """
-        if (above, row_length) not in self._packings:
-            histogram = Histogram(row_length, self._select_interval_counts(above, row_length))
-            self._packings[above, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
-        return self._packings[above, row_length]
+        if (longer_than, row_length) not in self._packings:
+            histogram = Histogram(row_length, self._select_interval_counts(longer_than, row_length))
+            self._packings[longer_than, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
+        return self._packings[longer_than, row_length]
 
     def total_cost(
         self, row_lengths: tuple[int, ...], count_interval_packs: Callable[[int, int], int] | None = None
@@ -204,30 +209,32 @@ class _RowPlanner:
             for interval in self.list_intervals_with_sequences(row_lengths)
         )
 
-    def _estimate_packs(self, above: int, row_length: int) -> int:
+    def _estimate_packs(self, longer_than: int, row_length: int) -> int:
         """Return the number of rows for the sequences in an interval of lengths. If an optimal packing would hardly need
         more rows than the lower bound, return the bound without packing.
         """
-        bound = self.min_packs(above, row_length)
+        bound = self.min_packs(longer_than, row_length)
         return (
-            bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.plan_interval(above, row_length).packs
+            bound
+            if self._algorithm == "optimal" and bound >= _MANY_PACKS
+            else self.plan_interval(longer_than, row_length).packs
         )
 
-    def min_packs(self, above: int, row_length: int) -> int:
-        """Return a lower bound on the number of rows for the sequences with more than `above` and at most `row_length`
+    def min_packs(self, longer_than: int, row_length: int) -> int:
+        """Return a lower bound on the number of rows for the sequences with more than `longer_than` and at most `row_length`
         tokens.
         """
-        if (above, row_length) not in self._bounds:
-            part, depth = self._select_interval_counts(above, row_length), resolve_depth(self._depth, row_length)
+        if (longer_than, row_length) not in self._bounds:
+            part, depth = self._select_interval_counts(longer_than, row_length), resolve_depth(self._depth, row_length)
             proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)
-            self._bounds[above, row_length] = max(proof.bound for proof in proofs)
-        return self._bounds[above, row_length]
+            self._bounds[longer_than, row_length] = max(proof.bound for proof in proofs)
+        return self._bounds[longer_than, row_length]
 
-    def _select_interval_counts(self, above: int, row_length: int) -> IntArray:
-        """Return the histogram counts of the sequences with more than `above` and at most `row_length` tokens, int64
+    def _select_interval_counts(self, longer_than: int, row_length: int) -> IntArray:
+        """Return the histogram counts of the sequences with more than `longer_than` and at most `row_length` tokens, int64
         [row_length]. Counts of shorter sequences are 0.
         """
         part = np.zeros(row_length, dtype=np.int64)
-        own = self._counts[above:row_length]
-        part[above : above + len(own)] = own
+        own = self._counts[longer_than:row_length]
+        part[longer_than : longer_than + len(own)] = own
         return part

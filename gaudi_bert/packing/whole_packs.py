@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray, make_bit_generator
-from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
+from gaudi_bert.common.compiled import kernel_without_python_entry, kernel_without_refcounts
 from gaudi_bert.packing.linear_program import LinearProgram, run_column_generation
 from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, add_packs, count_packs
 
@@ -158,7 +158,7 @@ def _search_exhaustively(
     return _SearchResult(None, False)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _fill_best_price_table(
     lengths: IntArray, prices: FloatArray, best_prices: FloatArray, is_last_row_unlimited: bool
 ) -> None:
@@ -178,7 +178,7 @@ def _fill_best_price_table(
             best_prices[slots, room] = value
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _search_depth_first(
     problem: _SearchProblem, path: _SearchPath, max_second_fraction: float, slack_spending: float, max_nodes: int
 ) -> int:
@@ -233,7 +233,7 @@ def _search_depth_first(
     return _NOTHING
 
 
-@inner_kernel
+@kernel_without_python_entry
 def _find_next_fitting_type(
     problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_price: float
 ) -> tuple[int, bool]:

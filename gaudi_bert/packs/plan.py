@@ -27,7 +27,7 @@ from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.histogram import Histogram, build_group_histogram, find_oversized_files, form_groups
+from gaudi_bert.packing.histogram import Histogram, build_group_histogram, divide_files_into_groups, find_oversized_files
 from gaudi_bert.packing.strategies import Packing
 
 
@@ -62,7 +62,7 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
         if finished:
             run.reporter.say(f"{format_location(out)}: the plan exists already, so there is nothing to do")
             return StageOutput(Plan.read(path).totals, seconds=0.0, skipped=True)
-        groups = _form_groups(counted, settings, run.reporter)
+        groups = _divide_files_into_groups(counted, settings, run.reporter)
         content = _build_plan(counted, histogram_sha256, groups, _pack_groups(counted, groups, settings, run), settings)
         content.write(path)
     if counted.files is None:
@@ -79,7 +79,7 @@ def build_histogram(histogram_file: HistogramFile) -> Histogram:
     )
 
 
-def _form_groups(
+def _divide_files_into_groups(
     histogram_file: HistogramFile, settings: PackingSettings, reporter: Reporter
 ) -> Sequence[Sequence[CountedFile]]:
     """Divide the input files of a histogram into groups. The files of a group are packed together.
@@ -94,7 +94,7 @@ def _form_groups(
             f"{file.name}: {file.sequences:,} sequences and {file.bytes:,} bytes exceed the limits of a group"
             f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so this file is a group of its own"
         )
-    return form_groups(histogram_file.files, *limits, settings.seed)
+    return divide_files_into_groups(histogram_file.files, *limits, settings.seed)
 
 
 def _pack_groups(

@@ -61,7 +61,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
     @property
     def json_folder(self) -> Path:
         """The folder that contains metadata.json and the group manifests. In a packed table, this is a sub-folder."""
-        return self.metadata.path_in(self.path).parent
+        return self.metadata.json_path_in(self.path).parent
 
     @property
     def group_numbers(self) -> range:
@@ -96,8 +96,8 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
             fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
             if shards % metadata.shard_multiple and not fewer:
                 raise FailedError(
-                    f"{metadata.path_in(self.path)}: shard_multiple is {metadata.shard_multiple}, but group {number} has "
-                    f"{shards} shards; {metadata.remedy}"
+                    f"{metadata.json_path_in(self.path)}: shard_multiple is {metadata.shard_multiple}, but group {number} "
+                    f"has {shards} shards; {metadata.remedy}"
                 )
         known = {
             path(self.json_folder, number).name for number in self.group_numbers for path in (manifest_path, index_path)
@@ -133,7 +133,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
 
     def check_metadata(self, expected: PackedMetadata) -> None:
         """Raise a FailedError if metadata.json differs from the expected content."""
-        check_same_content(self.metadata.path_in(self.path), self.metadata, expected, self.metadata.remedy)
+        check_same_content(self.metadata.json_path_in(self.path), self.metadata, expected, self.metadata.remedy)
 
 
 def check_same_content(
@@ -281,7 +281,7 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
             return (np.array(manifest.counts, np.int64) for manifest in folder.read_manifests())
 
         check_lower_bound(
-            metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy
+            metadata.json_path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy
         )
     if is_writable:
         proof.write(path)

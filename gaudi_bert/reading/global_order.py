@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray, check_integer, permutation, random_words
+from gaudi_bert.common.arrays import IntArray, check_integer, draw_random_uint64, permutation
 
 # --- which stream reads which shards: the streams are spread evenly over the input
 #
@@ -39,7 +39,7 @@ from gaudi_bert.common.arrays import IntArray, check_integer, permutation, rando
 #    The order of the streams within a round is random, so that even a few consecutive packs come from all of the input.
 #
 # All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine. The
-# names that are passed to `permutation` and `random_words` determine the random numbers, so they must not change.
+# names that are passed to `permutation` and `draw_random_uint64` determine the random numbers, so they must not change.
 
 # Packs are read in streams, and each stream reads one shard at a time. The streams form at most this many sets, which take
 # turns. Thus packs come from more shards than are open at once.
@@ -58,8 +58,9 @@ def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) ->
     similar text.
 
     Regions are numbered in the order of the input. All shards of a group have the same region. If every group consists of
-    one file, the groups were formed by permuting the sorted files (`packing.histogram.form_groups`), and this permutation
-    gives their regions. A group of several files is a sample of the complete input, so its number is used as its region.
+    one file, the groups were formed by permuting the sorted files (`packing.histogram.divide_files_into_groups`), and this
+    permutation gives their regions. A group of several files is a sample of the complete input, so its number is used as its
+    region.
 
     Args:
         group_sizes: int64 [groups], the number of shards of each group.
@@ -97,7 +98,7 @@ def _assign_shards_to_streams(
     total = int(sizes.sum())
     middles = (np.cumsum(sizes[shards]) - (sizes[shards] + 1) // 2) * parts
     part_of_shard, position_in_part = np.divmod(middles, total)
-    start_in_part, *random_shifts = (random_words(len(shards) + 1, seed, "jitter", epoch) % np.uint64(total)).tolist()
+    start_in_part, *random_shifts = (draw_random_uint64(len(shards) + 1, seed, "jitter", epoch) % np.uint64(total)).tolist()
     shifts = np.array(random_shifts, np.int64) // _MAX_SHIFT_DIVISOR
     distance_from_start = (position_in_part - start_in_part) % total + shifts
     reading_order = np.lexsort((distance_from_start, part_of_shard))
@@ -257,7 +258,7 @@ class GlobalOrder:
         window = self.window_packs if isinstance(self.window_packs, int) else self.window_packs(shard)
         windows = permutation(-(-size // window), self.seed, "window order", epoch, shard)
         rank_of_window = np.argsort(windows)
-        words = random_words(size, self.seed, "pack order", epoch, shard)
+        words = draw_random_uint64(size, self.seed, "pack order", epoch, shard)
         records = np.lexsort((words, rank_of_window[np.arange(size) // window]))
         firsts = windows * window
         lasts = np.minimum(firsts + window, size)

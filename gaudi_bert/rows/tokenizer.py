@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, check_model_exists, read_file, write_json, write_text
@@ -44,6 +44,23 @@ _READ_BY_TRANSFORMERS = (*_SOURCES, SETTINGS_NAME, "special_tokens_map.json", "a
 _CHECKPOINTS = "checkpoints"
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _TOKEN_TYPES = "token_type_ids"
+
+
+class TextSpecialTokens(NamedTuple):
+    """The ids of the special tokens before a text and after a text."""
+
+    before: list[int]
+    after: list[int]
+
+
+class PairSpecialTokens(NamedTuple):
+    """The ids of the special tokens before, between and after the two texts of a pair, and the segment ids of the texts."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    first_segment_id: int
+    second_segment_id: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,7 @@ class RowTokenizer:
             raise InputError(f"{self.file}: the vocabulary is empty; pass a tokenizer with a vocabulary")
         return max(numbers) + 1
 
-    def special_tokens_around_text(self) -> tuple[list[int], list[int]]:
+    def special_tokens_around_text(self) -> TextSpecialTokens:
         """Return the ids of the special tokens before a text and after a text, as two lists.
 
         Raises:
@@ -115,7 +132,7 @@ class RowTokenizer:
             encoding = self.tokenizer.encode(letter)
             text = [at for at, special in enumerate(encoding.special_tokens_mask) if not special]
             if text:
-                return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
+                return TextSpecialTokens(encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :])
         raise InputError(f"{self.file}: the tokenizer returns no token for a letter; pass the tokenizer of a text model")
 
     def tokenizer_for_words(self) -> Tokenizer:
@@ -131,7 +148,7 @@ class RowTokenizer:
         marks[0]["add_prefix_space"] = True
         return clone_tokenizer(self.tokenizer, json.dumps(content))
 
-    def special_tokens_around_pair(self) -> tuple[list[int], list[int], list[int], int, int]:
+    def special_tokens_around_pair(self) -> PairSpecialTokens:
         """Return the special tokens before, between and after the two texts of a pair, and the segment ids of the texts.
 
         Returns:
@@ -148,21 +165,21 @@ class RowTokenizer:
             if tokens and len(text) == 2 * tokens:
                 first, second, end = text[0], text[tokens], text[-1] + 1
                 segments = (pair.type_ids[first], pair.type_ids[second]) if self.has_segments else (0, 0)
-                return pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments
+                return PairSpecialTokens(pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments)
         raise InputError(f"{self.file}: the tokenizer cannot encode a pair of texts; pass the tokenizer of a text model")
 
     @property
     def special_ids(self) -> tuple[int, ...]:
         """The ids of all special tokens, in ascending order."""
         added = self.tokenizer.get_added_tokens_decoder()
-        named = map(self.tokenizer.token_to_id, (*_SPECIAL_TOKENS, *self._find_named_tokens(*NAMED_TOKENS)))
+        named = map(self.tokenizer.token_to_id, (*_SPECIAL_TOKENS, *self._find_special_token_texts(*NAMED_TOKENS)))
         special = {number for number, token in added.items() if token.special}
         return tuple(sorted(special | {number for number in named if number is not None}))
 
     @property
     def pad_id(self) -> int | None:
         """The id of the padding token, or None if there is none."""
-        return self._find_first_id(*self._find_named_tokens("pad_token"), "[PAD]", "<pad>")
+        return self._find_first_known_token_id(*self._find_special_token_texts("pad_token"), "[PAD]", "<pad>")
 
     @property
     def mask_id(self) -> int:
@@ -176,9 +193,9 @@ class RowTokenizer:
         """Return the id of the mask token, or None if the vocabulary contains no mask token."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         others = (token.content for token in added if token.special and "mask" in token.content.lower())
-        return self._find_first_id(*self._find_named_tokens("mask_token"), "[MASK]", "<mask>", *others)
+        return self._find_first_known_token_id(*self._find_special_token_texts("mask_token"), "[MASK]", "<mask>", *others)
 
-    def _find_named_tokens(self, *names: str) -> list[str]:
+    def _find_special_token_texts(self, *names: str) -> list[str]:
         """Return the special tokens that the settings define under the given names, such as `mask_token`."""
         return [self.settings[name] for name in names if name in self.settings]
 
@@ -192,7 +209,7 @@ class RowTokenizer:
         ends = {"cls": first, "bos": first, "sep": last, "eos": last}
         return {"pad": self.pad_id, "mask": self._find_mask_id(), **ends}
 
-    def _find_first_id(self, *tokens: str) -> int | None:
+    def _find_first_known_token_id(self, *tokens: str) -> int | None:
         """Return the id of the first given token that the vocabulary contains, or None if it contains none of them."""
         numbers = (self.tokenizer.token_to_id(token) for token in tokens)
         return next((int(number) for number in numbers if number is not None), None)

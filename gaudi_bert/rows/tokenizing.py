@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import batch_by_size
-from gaudi_bert.rows.tokenizer import RowTokenizer, TruncationSide
+from gaudi_bert.rows.tokenizer import PairSpecialTokens, RowTokenizer, TextSpecialTokens, TruncationSide
 from gaudi_bert.rows.types import (
     LABELLED_TEXTS,
     NO_WORD,
@@ -205,12 +205,12 @@ class _RowEncoder:
         self.cut_rows = 0
 
     @cached_property
-    def _special_tokens_around_text(self) -> tuple[list[int], list[int]]:
+    def _special_tokens_around_text(self) -> TextSpecialTokens:
         """The ids of the special tokens before a text and after a text."""
         return self.tokenizer.special_tokens_around_text()
 
     @cached_property
-    def _special_tokens_around_pair(self) -> tuple[list[int], list[int], list[int], int, int]:
+    def _special_tokens_around_pair(self) -> PairSpecialTokens:
         """The special tokens before, between and after the texts of a pair, and the segment ids of the two texts."""
         return self.tokenizer.special_tokens_around_pair()
 

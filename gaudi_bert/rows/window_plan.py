@@ -243,7 +243,7 @@ def _pack_into_rows(lengths: IntArray, row_lengths: tuple[int, ...]) -> list[tup
     for length in range(short[0], 0, -1):
         remaining[length - 1] = fill_open_packs(rows, length, int(remaining[length - 1]))
     return [
-        (long, rows.close_all()),
+        (long, rows.close_all_packs()),
         (short[0], run_algorithm(remaining, _ALGORITHM, compute_max_sequences_per_row(short[0])).strategy_counts),
     ]
 

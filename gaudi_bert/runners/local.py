@@ -30,7 +30,7 @@ from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import format_location, is_in_store, resolve_location, write_text
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter, format_seconds
-from gaudi_bert.config.options import check_combination
+from gaudi_bert.config.options import check_option_combination
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages
 from gaudi_bert.runners.training_processes import run_training_processes
@@ -368,7 +368,7 @@ def _check_shard_options(request: RunRequest, stages: Sequence[str]) -> None:
     finished = [stage.name for stage in STAGES.values() if stage.part_paths is not None]
     if request.options.finish and (len(stages) != 1 or stages[0] not in finished):
         raise InputError(f"--finish: requires one stage whose parts must be combined; pass --stages {' or '.join(finished)}")
-    check_combination({"--finish": request.options.finish, "--overwrite": request.options.overwrite})
+    check_option_combination({"--finish": request.options.finish, "--overwrite": request.options.overwrite})
 
 
 # --- waiting

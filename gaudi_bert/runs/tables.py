@@ -73,7 +73,7 @@ def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
         tokenised = folder / TokenisedTexts.file_name
         if is_in_store(data):
             fetch_files(*list_pack_kind_files(folder), tokenised)
-        is_packed = find_pack_kind(folder) == "table" or RowLengthTables.path_in(folder).is_file()
+        is_packed = find_pack_kind(folder) == "table" or RowLengthTables.json_path_in(folder).is_file()
         is_tokenised = tokenised.is_file()
     if not is_packed and (is_tokenised or (not is_in_store(data) and is_table(data))):
         name = format_location(data)

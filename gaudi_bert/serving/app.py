@@ -234,7 +234,7 @@ def _unsupported_route_error(model: ServedModel, path: str) -> RequestError:
     )
 
 
-def _as_list(inputs: Any) -> list[Any]:
+def _wrap_in_list(inputs: Any) -> list[Any]:
     """Return the inputs of a request as a list of texts. A text may be a string or a list of token ids."""
     return inputs if isinstance(inputs, list) else [inputs]
 
@@ -274,7 +274,7 @@ async def _compute_pooled_outputs(
         raise _unsupported_route_error(model, "embed")
     if dimensions is not None and dimensions > model.width:
         raise RequestError(422, "validation", f"`dimensions`: must be at most {model.width}, but is {dimensions}")
-    texts = _as_list(inputs)
+    texts = _wrap_in_list(inputs)
     prompt = _find_prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
     truncates_left = model.truncates_left(truncation.truncation_direction)
 
@@ -474,7 +474,7 @@ async def _answer_tokenize(service: Service, model: ServedModel, ticket: Ticket,
     """Answer POST /tokenize."""
     prompt = _find_prompt(model, request.prompt_name) if model.kind == "embedding" and request.prompt_name else ""
     written, tokens = list[bytes](), 0
-    for number, text in enumerate(_as_list(request.inputs)):
+    for number, text in enumerate(_wrap_in_list(request.inputs)):
         if len(text) > _MAX_TOKENIZED:
             raise RequestError(
                 413,

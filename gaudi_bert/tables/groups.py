@@ -25,7 +25,7 @@ from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.packing.histogram import find_oversized_files, form_groups
+from gaudi_bert.packing.histogram import divide_files_into_groups, find_oversized_files
 from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, read_table_schema
 from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, list_table_files, select_columns
 
@@ -86,7 +86,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
             f"bytes), so each becomes a group of its own; the largest has {largest.rows:,} rows and about "
             f"{largest.bytes:,} bytes, in {largest.path.name}"
         )
-    return GroupedTable(files, file_rows, columns, form_groups(parts, *limits, settings.seed))
+    return GroupedTable(files, file_rows, columns, divide_files_into_groups(parts, *limits, settings.seed))
 
 
 # --- the rows of some parts

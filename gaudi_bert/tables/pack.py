@@ -212,7 +212,7 @@ class _TablePacking(PackingJob[GroupedTable]):
             )
         notes = inputs.files[0].parent / NOTES_NAME
         if (notes / TOKENIZER_NAME).is_file():
-            save_tokenizer(open_tokenizer(notes), TableMetadata.path_in(self.folder).parent)
+            save_tokenizer(open_tokenizer(notes), TableMetadata.json_path_in(self.folder).parent)
         return build_table_metadata(inputs, self.settings, totals, self.signature.inputs, __version__)
 
 
@@ -273,14 +273,14 @@ def _pack_several_lengths(
             one = settings.model_copy(update={"row_lengths": None, "max_sequence_length": lengths[0]})
             return _pack_one_length(table, folder, one, run, verify)
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
-        files, final = list_table_files(table), RowLengthTables.path_in(folder)
+        files, final = list_table_files(table), RowLengthTables.json_path_in(folder)
         _check_output_folder(folder, files)
         output: GroupedOutput[int, TableMetadata] = GroupedOutput(  # row_lengths.json is written after all packed tables
             folder,
             final,
             _build_signature(files, chosen, "pack-rows"),
             TableMetadata,
-            lambda length: TableMetadata.path_in(row_table_path(folder, length)),
+            lambda length: TableMetadata.json_path_in(row_table_path(folder, length)),
             run.reporter,
         )
         output.begin_unless_finished(run.overwrite)

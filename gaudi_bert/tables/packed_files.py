@@ -27,7 +27,7 @@ from gaudi_bert.artefacts.packed import TableManifest, TableMetadata
 from gaudi_bert.artefacts.shards import Shard, check_shard_sizes
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import check_column_names, open_parquet, require_pyarrow, validate_content
-from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.compiled import kernel_without_refcounts
 from gaudi_bert.common.crc32c import append_crc, crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explain_os_errors, open_file
@@ -198,7 +198,7 @@ def _build_columns(
     return columns
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _fill_positions_and_numbers(
     packs: PackSequences, first_pack: int, end_pack: int, row_slots: int, positions: Int32Array, sequence_numbers: Int32Array
 ) -> None:
@@ -269,7 +269,7 @@ def open_packed_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
         paths: Its packed tables, in order.
     """
     sizes, shard_multiple, crc32c_of = None, 1, None
-    if TableMetadata.path_in(folder).exists():
+    if TableMetadata.json_path_in(folder).exists():
         metadata = TableMetadata.read(folder)
         table = metadata.shard_table
         if [path.name for path in paths] == [path.name for path in ShardPaths(folder, table)]:

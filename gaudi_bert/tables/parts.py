@@ -59,15 +59,15 @@ class TablePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The number of the first row in the table, with leading zeros. `form_groups` sorts parts by this name, so they keep
-        the order of the table.
+        """The number of the first row in the table, with leading zeros. `divide_files_into_groups` sorts parts by this name,
+        so they keep the order of the table.
         """
         return f"{self.table_row:020d}"
 
     @property
     def sequences(self) -> int:
-        """The number of rows in the part. `form_groups` expects this name, because it also divides files of sequences into
-        groups.
+        """The number of rows in the part. `divide_files_into_groups` expects this name, because it also divides
+        files of sequences into groups.
         """
         return self.rows
 

@@ -153,7 +153,7 @@ def _tokenize_sources(
         """Return the path of the JSON summary of one part of the texts."""
         return token_table_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
 
-    output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, run.reporter)
+    output = _TokensOutput(out, TokenisedTexts.json_path_in(out), signature, TokenisedPart, summary_path, run.reporter)
     if output.begin_unless_finished(run.overwrite):
         return StageOutput(TokenisedTexts.read(out), skipped=True)
     own = output.find_missing_groups(run.select_part(range(len(parts))))

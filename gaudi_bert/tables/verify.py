@@ -69,7 +69,7 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
     Raises:
         FailedError: The packs differ from the table.
     """
-    if file_exists(RowLengthTables.path_in(packed), run.store):
+    if file_exists(RowLengthTables.json_path_in(packed), run.store):
         # This folder contains a separate packed table for each row length. Every sequence length belongs to exactly one of
         # these tables, so verifying each table covers all sequences.
         with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as folder:
@@ -115,7 +115,7 @@ def _read_row_lengths(folder: Path) -> tuple[int, ...]:
     Raises:
         FailedError: A packed table was written with other settings or inputs, or does not belong there.
     """
-    path = RowLengthTables.path_in(folder)
+    path = RowLengthTables.json_path_in(folder)
     packing = settings_path(folder, path)
     fetch_files(path, packing, *(folder / name for name in list_names(folder)))
     lengths, common = RowLengthTables.read(folder).row_lengths, read_signature(packing)
@@ -127,7 +127,7 @@ def _read_row_lengths(folder: Path) -> tuple[int, ...]:
         raise FailedError(f"{min(foreign)}: the folder is not listed in {path}; remove it, or {RowLengthTables.remedy}")
     for table, length in known.items():
         right = Signature("pack-table", {**settings, "max_sequence_length": length}, common.inputs)
-        own = settings_path(table, TableMetadata.path_in(table))
+        own = settings_path(table, TableMetadata.json_path_in(table))
         check_same_content(own, read_signature(own), right, RowLengthTables.remedy, str(packing))
     return lengths
 
@@ -159,7 +159,7 @@ class _TableVerifier:
     @property
     def _settings_path(self) -> Path:
         """The path of the settings.json that was written when the table was packed."""
-        return settings_path(self.folder.path, TableMetadata.path_in(self.folder.path))
+        return settings_path(self.folder.path, TableMetadata.json_path_in(self.folder.path))
 
     @cached_property
     def _settings(self) -> TableSettings:

@@ -27,8 +27,8 @@ from gaudi_bert.common.arrays import (
     Float32Array,
     Int32Array,
     IntArray,
+    draw_random_uint64,
     hash_words_with_counts,
-    random_words,
 )
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.heads import TaskKind
@@ -62,8 +62,8 @@ class MaskedLanguageModelling(Task):
                 sequences.lengths,
                 fraction,
                 self.vocabulary,
-                random_words(len(ids), mask_key.seed, "masked tokens", epoch),
-                lambda masked: random_words(len(masked), mask_key.seed, "masks", epoch),
+                draw_random_uint64(len(ids), mask_key.seed, "masked tokens", epoch),
+                lambda masked: draw_random_uint64(len(masked), mask_key.seed, "masks", epoch),
             )
             self._kept_masks = mask_key, sequences, masks  # keep the masks of all sequences until the next epoch
         is_masked, changed_ids = self._kept_masks[2]
@@ -159,7 +159,8 @@ class WordTargets:
         at_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)
         order_T, kinds_T = (
             hash_words_with_counts(
-                np.repeat(hash_words_with_counts(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), at_T
+                np.repeat(hash_words_with_counts(draw_random_uint64(1, self.seed, purpose, epoch + 1), rows_N), lengths_N),
+                at_T,
             )
             for purpose in ("masked words", "kinds of masks")
         )

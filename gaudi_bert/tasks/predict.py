@@ -26,7 +26,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import is_in_store, open_file, store_url
 from gaudi_bert.common.processor import read_processor
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.options import check_combination
+from gaudi_bert.config.options import check_option_combination
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.config.values import InferencePrecision, Precision
@@ -114,7 +114,7 @@ def predict(
         check_too_long_policy(described.task, settings)
         if options.group_by is not None:
             conflicts = {"--on-bad-row skip": settings.on_bad_row == "skip", "--out -": out == STANDARD_OUTPUT}
-            check_combination({"--group-by": options.group_by, **conflicts})
+            check_option_combination({"--group-by": options.group_by, **conflicts})
             if described.task != "reranking":
                 problem = f"the option applies only to reranking, not to {described.task}; remove the option"
                 raise InputError(f"--group-by {options.group_by}: {problem}")
@@ -418,7 +418,7 @@ class EmbedOptions(PredictOptions):
     prompt_name: str | None = None
 
     def __post_init__(self) -> None:
-        check_combination({"--prompt": self.prompt, "--prompt-name": self.prompt_name})
+        check_option_combination({"--prompt": self.prompt, "--prompt-name": self.prompt_name})
         check_choice("pooling", self.pooling, get_args(Pooling))
         super().__post_init__()
 

@@ -17,6 +17,7 @@ Letters:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -176,7 +177,21 @@ def search_documents(queries_QH: Float32Array, documents_NH: Float32Array) -> In
     return find_nearest(_normalize(queries_QH), _normalize(documents_NH), _MAX_RANK)[0]
 
 
-def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> tuple[IntArray, IntArray, IntArray]:
+class NearestDocuments(NamedTuple):
+    """The documents that are nearest to each query.
+
+    Attributes:
+        documents_QK: int64, the numbers of the documents, nearest first.
+        steps_QK: int64, the dot products of the documents with the query, in steps of 2^-20.
+        as_last_Q: int64, the number of documents whose product equals that of the last listed document.
+    """
+
+    documents_QK: IntArray
+    steps_QK: IntArray
+    as_last_Q: IntArray
+
+
+def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> NearestDocuments:
     """Find the `count` documents with the largest dot products for each query, best first.
 
     Of documents with equal products, those with lower numbers come first.
@@ -211,7 +226,7 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
         best = np.sort(best, axis=1)[:, ::-1]
         parts.append((_LOW_BITS - (best & _LOW_BITS), best >> 32, as_last_Q))
     documents_QK, steps_QK, as_last = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return documents_QK, steps_QK, as_last
+    return NearestDocuments(documents_QK, steps_QK, as_last)
 
 
 def _quantize_products(products: Float32Array) -> IntArray:

@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path
-from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray, random_words
+from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray, draw_random_uint64
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, write_text
@@ -237,7 +237,7 @@ class TaskData:
             epoch: The epoch.
             length_index: The index of the row length in `lengths`.
         """
-        epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
+        epoch_seed = int(draw_random_uint64(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths
         members = np.flatnonzero(np.searchsorted(self.lengths, lengths) == length_index)
         packs = fill_planned_packs(members, lengths, self.packings[length_index].strategy_counts, epoch_seed)

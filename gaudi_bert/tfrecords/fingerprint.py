@@ -24,9 +24,9 @@ from gaudi_bert.common.compiled import (
     add_words,
     address_of,
     as_word,
-    borrowing_kernel,
     count_bits,
     inlined_kernel,
+    kernel_without_refcounts,
     load_u8,
     load_u32,
     load_word,
@@ -51,7 +51,7 @@ _POSITIONS_SEED = as_word(0x4F1BBCDCBFA53E0B)
 _OTHER_CHAIN = as_word(0x61C8864680B583EB)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _hash_bytes(address: int, size: int, state: int) -> int:
     """Update a hash with the `size` bytes at `address`, and return its new state.
 
@@ -99,7 +99,7 @@ def _combine_hashes(
     return multiply_mix(state ^ _THIRD_KEY, positions_hash ^ _FIRST_KEY)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _hash_positions(address: int, position_count: int, offset: int, state: int) -> int:
     """Update a hash with the masked positions of a sequence, and return its new state.
 
@@ -123,7 +123,7 @@ def _hash_positions(address: int, position_count: int, offset: int, state: int) 
     return multiply_mix(word ^ _SECOND_KEY, state ^ _THIRD_KEY)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def hash_unpacked_sequences(sequences: IndexedSequences, count: int, hashes: IntArray) -> None:
     """Hash the first `count` unpacked sequences, and store one int64 hash per sequence in `hashes`."""
     base = address_of(sequences.buffer)
@@ -138,7 +138,7 @@ def hash_unpacked_sequences(sequences: IndexedSequences, count: int, hashes: Int
         hashes[number] = _combine_hashes(length, masked, as_word(row.label), ids, segments, masked_ids, positions)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def sum_hashes(hashes: IntArray) -> int:
     """Return the fingerprint of a collection of sequences. Each hash is mixed again, and the results are added modulo 2**64.
 
@@ -216,7 +216,7 @@ class _Cursor(NamedTuple):
     used: int
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _skip_varints(address: int, end: int, count: int) -> int:
     """Skip `count` varints, and return the address after them, or -1 if fewer varints end before `end`.
 
@@ -237,7 +237,7 @@ def _skip_varints(address: int, end: int, count: int) -> int:
     return address
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _read_short_varint(address: int, end: int) -> tuple[int, int]:
     """Read a varint of one or two bytes, and return its value and the address after it.
 
@@ -257,7 +257,7 @@ def _read_short_varint(address: int, end: int) -> tuple[int, int]:
     return value + ((high - 1) << 7), address + 1
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _skip_repeated_varint(address: int, end: int, expected_value: int, count: int) -> int:
     """Skip `count` varints that must all equal `expected_value`, and return the address after them. Return -1 if one differs
     or is missing.
@@ -271,7 +271,7 @@ def _skip_repeated_varint(address: int, end: int, expected_value: int, count: in
     return address
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _has_equal_bytes(first_address: int, second_address: int, size: int) -> bool:
     """Return whether the `size` bytes at `first_address` equal those at `second_address`."""
     different = as_word(0)
@@ -287,7 +287,7 @@ def _has_equal_bytes(first_address: int, second_address: int, size: int) -> bool
     return different == 0
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _count_masked_slots_of_sequence(address: int, slots: int, sequence_number: int) -> int:
     """Return the number of masked positions that belong to one sequence of a pack.
 
@@ -303,7 +303,7 @@ def _count_masked_slots_of_sequence(address: int, slots: int, sequence_number: i
     return count
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _count_sequences_in_pack(spans: RowArray, depth: int) -> int:
     """Return the number of sequences in a pack, which is the number of ones in `next_sentence_weights`. Return -1 if the
     weights are not ones followed by zeros.
@@ -315,7 +315,7 @@ def _count_sequences_in_pack(spans: RowArray, depth: int) -> int:
     return count if is_all_zero(address + 4 * count, 4 * (depth - count)) else -1
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _read_sequence_starts(spans: RowArray, depth: int, sequence_count: int, token_count: int, starts: IntArray) -> bool:
     """Read the position of each sequence's first token from `next_sentence_positions`, and store these positions in
     `starts`.
@@ -340,7 +340,7 @@ def _read_sequence_starts(spans: RowArray, depth: int, sequence_count: int, toke
     )
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _count_non_padding_tokens(spans: RowArray, length: int) -> int:
     """Return the number of non-padding tokens in a pack, or -1 if its `input_mask` does not have `length` values.
 
@@ -358,7 +358,7 @@ def _count_non_padding_tokens(spans: RowArray, length: int) -> int:
     return length - padding if value_count == length else -1
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, end: _Cursor) -> bool:
     """Return whether every feature of a pack contains only zeros after the last sequence.
 
@@ -383,7 +383,7 @@ def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, en
     )
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _skip_masked_positions(address: int, end: int, count: int, first_token: int, end_token: int) -> int:
     """Skip the masked positions of a sequence, and return the address after them. Return -1 if a position is missing or
     outside the sequence.
@@ -402,7 +402,7 @@ def _skip_masked_positions(address: int, end: int, count: int, first_token: int,
     return address
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _check_sequence_and_advance(
     spans: RowArray,
     sizes: PackSizes,
@@ -451,7 +451,7 @@ def _check_sequence_and_advance(
     return is_valid, after
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _check_and_hash_pack(
     spans: RowArray, sizes: PackSizes, position_varints: int, starts: IntArray, hashes: IntArray
 ) -> int:
@@ -518,7 +518,7 @@ def _check_and_hash_pack(
     return sequence_count if _has_zero_padding(spans, sizes, sequence_count, cursor) else -1
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def check_and_hash_packs(
     buffer: ByteArray,
     position: int,

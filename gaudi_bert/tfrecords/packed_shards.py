@@ -26,10 +26,10 @@ from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import (
     address_of,
     as_word,
-    borrowing_kernel,
     copy_bytes,
     fill_bytes,
     inlined_kernel,
+    kernel_without_refcounts,
     load_u8,
     load_u32,
     prefetch,
@@ -103,7 +103,7 @@ class _EncodedPackSizes(NamedTuple):
     positions: ByteArray
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _copy_shifted_positions(source_address: int, count: int, offset: int, target_address: int) -> int:
     """Copy the masked positions of a sequence to a pack, after adding `offset` to each.
 
@@ -132,7 +132,7 @@ def _copy_shifted_positions(source_address: int, count: int, offset: int, target
     return target_address
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _store_repeated_varint(address: int, value: int, count: int) -> int:
     """Write `value` as a varint `count` times, and return the address after the last varint.
 
@@ -154,7 +154,7 @@ def _store_zeros(address: int, count: int) -> int:
     return address + count
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _compute_pack_sizes(
     group: IndexedSequences, members: Int32Array, layout: _Layout, encoded_sizes: _EncodedPackSizes
 ) -> bool:
@@ -204,7 +204,7 @@ def _compute_pack_sizes(
     return True
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _encode_id_and_mask_features(
     address: int,
     group: IndexedSequences,
@@ -234,7 +234,7 @@ def _encode_id_and_mask_features(
     return _store_zeros(address, padding_count)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _encode_masked_lm_features(
     address: int,
     group: IndexedSequences,
@@ -272,7 +272,7 @@ def _encode_masked_lm_features(
     return _store_zeros(address, 4 * unused_slots)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _encode_next_sentence_features(
     address: int,
     group: IndexedSequences,
@@ -312,7 +312,7 @@ def _encode_next_sentence_features(
     return _store_zeros(address, 4 * unused_sequences)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _encode_position_and_segment_features(
     address: int,
     group: IndexedSequences,
@@ -345,7 +345,7 @@ def _encode_position_and_segment_features(
     return _store_zeros(address, padding_count)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _encode_pack_features(
     address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, encoded_sizes: _EncodedPackSizes
 ) -> int:
@@ -361,7 +361,7 @@ def _encode_pack_features(
     return _encode_position_and_segment_features(address, group, members, layout, encoded_sizes, padding)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _prefetch_pack(group: IndexedSequences, members: Int32Array) -> None:
     """Prefetch the bytes of a pack's sequences into the processor's cache."""
     base = address_of(group.buffer)
@@ -372,7 +372,7 @@ def _prefetch_pack(group: IndexedSequences, members: Int32Array) -> None:
             prefetch(payload + line)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _encode_packs(
     group: IndexedSequences,
     packs: SampledPacks,

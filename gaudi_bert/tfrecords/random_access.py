@@ -28,7 +28,7 @@ from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, is_mi
 from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.shards import IndexedRecords, ShardTable, check_shard_sizes, index_path, read_index
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
-from gaudi_bert.common.compiled import address_of, borrowing_kernel, copy_bytes, load_u32, load_word
+from gaudi_bert.common.compiled import address_of, copy_bytes, kernel_without_refcounts, load_u32, load_word
 from gaudi_bert.common.crc32c import crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, open_file
@@ -344,7 +344,7 @@ def _map_uncompressed_content(path: Path) -> tuple[_Pages, bool]:
             return _map_open_file(plain, plain.tell()), True
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _index_frames(buffer: ByteArray, starts: IntArray) -> _StatusRecordsPosition:
     """Find the TFRecords in a buffer, and store the position of each frame in `starts`.
 
@@ -375,7 +375,7 @@ def _index_frames(buffer: ByteArray, starts: IntArray) -> _StatusRecordsPosition
     return ScanStatus.GOOD, records, position
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _find_payload_lengths(file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
     """Compute the payload sizes of n records in bytes from their positions, and store the sizes in `lengths`.
 
@@ -399,7 +399,7 @@ def _find_payload_lengths(file_addresses: IntArray, files: IntArray, records: In
     return -1
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _copy_payloads(
     file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
 ) -> int:

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
-from gaudi_bert.common.compiled import address_of, as_word, borrowing_kernel, copy_bytes, inlined_kernel, load_u8
+from gaudi_bert.common.compiled import address_of, as_word, copy_bytes, inlined_kernel, kernel_without_refcounts, load_u8
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.common.processor import map_in_threads
@@ -150,7 +150,7 @@ def _check_and_index_record(
     return True
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _index_unpacked_records(
     index: IndexedSequences,
     first_row: int,
@@ -191,7 +191,7 @@ def _index_unpacked_records(
         row_number += 1
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _move_sequences_to_arena(
     index: IndexedSequences, first_row: int, end_row: int, arena: ByteArray, arena_position: int
 ) -> int:
@@ -232,7 +232,7 @@ def _move_sequences_to_arena(
     return arena_position
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def find_largest_token_id(index: IndexedSequences, end_row: int, step: int) -> int:
     """Search every `step`-th indexed sequence before row `end_row`, and return the largest token id or masked id."""
     base, largest = address_of(index.buffer), as_word(0)

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 
 from gaudi_bert.artefacts.training import LossMetrics
-from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Array, random_words
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Array, draw_random_uint64
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import format_rate, format_seconds
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
@@ -110,7 +110,7 @@ class PretrainingObjective(Objective):
         The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one (`loss:
         sequence`). The next-sentence weight is the number of sequences.
         """
-        masked_weight = _compute_masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
+        masked_weight = _count_masked_tokens_or_sequences(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked_weight, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def compute_metrics(self, sums: FloatArray) -> LossMetrics:
@@ -128,7 +128,7 @@ class PretrainingObjective(Objective):
         )
 
 
-def _compute_masked_weight(sequence_numbers_BQ: AnyArray, loss: Loss) -> int:
+def _count_masked_tokens_or_sequences(sequence_numbers_BQ: AnyArray, loss: Loss) -> int:
     """Count the masked tokens in a batch of packs. For a loss per sequence, count the sequences that contain masked tokens.
 
     This number is the weight of the masked-LM loss.
@@ -205,7 +205,7 @@ def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> 
         return LossDenominators(settings.loss_normalization)
     each = -(-_SAMPLE // len(source.files))  # records to read at the beginning of each file, about `_SAMPLE` in total
     weights = [
-        _compute_masked_weight(decode_example(record)["masked_lm_weights"][np.newaxis], settings.loss)
+        _count_masked_tokens_or_sequences(decode_example(record)["masked_lm_weights"][np.newaxis], settings.loss)
         for number in range(len(source.files))
         for record in itertools.islice(source.read_file_records(number), each)
     ]
@@ -227,7 +227,7 @@ def draw_dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> In
         micro_batch: The number of the micro-batch in the update, from 0.
         rank: The number of the process, from 0.
     """
-    return random_words(1, seed, "dropout", update, micro_batch, rank).view(np.int32)
+    return draw_random_uint64(1, seed, "dropout", update, micro_batch, rank).view(np.int32)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from gaudi_bert.common.files import exclusive_lock, explain_os_errors, read_json
 from gaudi_bert.common.launch import find_launch, is_first_process, processes_share_folders
 from gaudi_bert.common.processor import count_usable_cores
 from gaudi_bert.common.progress import Reporter, redirect_native_output
-from gaudi_bert.config.options import check_combination
+from gaudi_bert.config.options import check_option_combination
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines import ChosenEngine, choose_engine, load_engine
@@ -203,7 +203,7 @@ def run_job(
     """
     reporter, dry_run = options["reporter"], options.get("dry_run", False)
     resume, overwrite = options.get("resume", False), options.get("overwrite", False)
-    check_combination({"--resume": resume, "--overwrite": overwrite})
+    check_option_combination({"--resume": resume, "--overwrite": overwrite})
     with mirror_folder(Path(out), settings.store) as folder:
         chosen = _choose_run_engine(section, is_bert, folder, overwrite)
         say, reporter = reporter.say, reporter if is_first_process() else Reporter(quiet=True)

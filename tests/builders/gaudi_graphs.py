@@ -118,7 +118,7 @@ def traced_pass(model: Any, batch: BatchArrays, update_loss: UpdateLoss | None =
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from gaudi_bert.encoders.pack_inputs import at_least_float32
+    from gaudi_bert.encoders.pack_inputs import upcast_to_float32
     from gaudi_bert.engines.pytorch.bert import _plain_attention
     from gaudi_bert.engines.pytorch.bert_model import TorchBert
 
@@ -135,7 +135,7 @@ def traced_pass(model: Any, batch: BatchArrays, update_loss: UpdateLoss | None =
 
         def forward(self, tensors: dict[str, Any]) -> Any:
             if update_loss is not None:
-                return at_least_float32(model.compute_training_outputs(tensors, seed))
+                return upcast_to_float32(model.compute_training_outputs(tensors, seed))
             return model.compute_loss(tensors, seed, torch.ones(2))[0]
 
     def forward_and_backward(parameters: dict[str, Any], tensors: dict[str, Any]) -> Sequence[Any]:

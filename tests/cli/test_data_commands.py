@@ -207,7 +207,7 @@ def test_tables_take_the_keys_that_they_have(table: Path, tmp_path: Path) -> Non
     assert too_few.startswith("--set packing.group_bytes=3: must be an integer, >= 1,048,576")
     assert not (tmp_path / "out").exists()
     succeed(*pack, *(word for typed, _ in taken.values() for word in ("--set", typed)), "--verify")
-    settings = read_signature(TableMetadata.path_in(tmp_path / "out").with_name("settings.json")).settings
+    settings = read_signature(TableMetadata.json_path_in(tmp_path / "out").with_name("settings.json")).settings
     assert {name: settings[name] for name in taken} == {name: stored for name, (_, stored) in taken.items()}
     assert settings["algorithm"] == "optimal"
 

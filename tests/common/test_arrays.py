@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.arrays import find_non_integer, permutation, random_words
+from gaudi_bert.common.arrays import draw_random_uint64, find_non_integer, permutation
 from tests.builders.properties import examples
 
 
@@ -20,12 +20,12 @@ def test_it_is_a_permutation(count: int, seed: int, index: int) -> None:
 def test_it_never_changes_and_purpose_seed_and_indices_all_matter() -> None:
     assert permutation(11, 12345, "packs", 0).tolist() == [8, 2, 5, 9, 6, 0, 7, 10, 4, 1, 3]
     keys = [(1, "a"), (2, "a"), (1, "b"), (1, "a", 0), (1, "a", 1), (1, "a", 0, 1), (1, "a", 1, 0)]
-    assert len({tuple(random_words(4, *key).tolist()) for key in keys}) == len(keys)
+    assert len({tuple(draw_random_uint64(4, *key).tolist()) for key in keys}) == len(keys)
 
 
 @pytest.mark.parametrize("count", [0, 1, 524_287, 524_288, 1_300_001])
 def test_a_large_permutation_is_sorted_range_by_range_and_the_same(count: int) -> None:
-    plain = np.argsort(random_words(count, 5, "large", 2), kind="stable")
+    plain = np.argsort(draw_random_uint64(count, 5, "large", 2), kind="stable")
     for kind in (np.int32, np.int64):
         sorted_words = permutation(count, 5, "large", 2, dtype=kind)
         assert sorted_words.dtype == kind

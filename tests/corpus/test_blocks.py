@@ -21,8 +21,8 @@ from gaudi_bert.corpus.blocks import (
     Block,
     Section,
     choose_evaluation_documents,
-    form_blocks,
-    form_sections,
+    divide_blocks_into_sections,
+    divide_documents_into_blocks,
     map_in_processes,
     read_blocks,
     scan_source,
@@ -50,7 +50,7 @@ def test_blocks_and_sections_divide_the_documents(documents: list[tuple[int, boo
         patch.setattr(blocks_module, "BLOCK_CHARACTERS", 150)
         characters = np.array([size for size, _ in documents], dtype=np.int64)
         chosen = np.array([is_chosen for _, is_chosen in documents], dtype=bool)
-        blocks = form_blocks(characters, chosen)
+        blocks = divide_documents_into_blocks(characters, chosen)
     held = [[number for number in range(block.first, block.stop) if chosen[number]] for block in blocks]
     assert [number for numbers in held for number in numbers] == np.flatnonzero(chosen).tolist()
     assert [block.number for block in blocks] == list(range(len(blocks)))
@@ -59,7 +59,7 @@ def test_blocks_and_sections_divide_the_documents(documents: list[tuple[int, boo
     assert all(len(numbers) >= min(2, chosen.sum()) for numbers in held)
     if not blocks:
         return
-    sections = form_sections("train", blocks, parts)
+    sections = divide_blocks_into_sections("train", blocks, parts)
     assert [block for section in sections for block in section.blocks] == blocks
     assert [part for section in sections for part in section.parts] == list(range(parts))
     assert all(section.blocks and len(section.parts) for section in sections)
@@ -79,7 +79,7 @@ def test_blocks_are_read_over_the_borders_of_files(tmp_path: Path, monkeypatch: 
     characters = np.concatenate([scan.document_characters for scan in scans])
     assert characters.tolist() == [2, 2, 2, 2, 4, 2, 2]
     chosen = np.array([1, 0, 1, 1, 0, 1, 1], dtype=bool)
-    blocks = form_blocks(characters, chosen)
+    blocks = divide_documents_into_blocks(characters, chosen)
     read = [(block.number, documents) for block, documents in read_blocks(scans, chosen, blocks)]
     assert read == [(0, [["0."], ["2."], ["3."]]), (1, [["5."], ["6."]])]
     assert [documents for _, documents in read_blocks(scans, chosen, blocks[1:])] == [[["5."], ["6."]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gaudi_bert.common.arrays import permutation, random_words
+from gaudi_bert.common.arrays import draw_random_uint64, permutation
 
 FEWEST_STREAMS, MAX_STREAM_SETS, TURN_ROUNDS = 32, 4, 32
 Record = tuple[int, int]
@@ -64,7 +64,7 @@ def dealt_shards(
     cut = permutation(len(held), seed, "ring", epoch).tolist()[0]
     ring = ring[cut:] + ring[:cut]
     total, before, blocks = sum(sizes[shard] for shard in ring), 0, streams * sets
-    begin, *jitter = [int(word) % total for word in random_words(len(held) + 1, seed, "jitter", epoch)]
+    begin, *jitter = [int(word) % total for word in draw_random_uint64(len(held) + 1, seed, "jitter", epoch)]
     hands: list[list[tuple[int, int]]] = [[] for _ in range(blocks)]
     for place, shard in enumerate(ring):
         before += sizes[shard]
@@ -76,7 +76,7 @@ def dealt_shards(
 
 
 def shuffled_shard(size: int, seed: int, epoch: int, shard: int, window: int) -> list[int]:
-    words = random_words(size, seed, "pack order", epoch, shard).tolist()
+    words = draw_random_uint64(size, seed, "pack order", epoch, shard).tolist()
     windows = [list(range(first, min(first + window, size))) for first in range(0, size, window)]
     order = permutation(len(windows), seed, "window order", epoch, shard).tolist()
     return [record for number in order for record in sorted(windows[number], key=lambda record: (words[record], record))]

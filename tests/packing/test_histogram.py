@@ -14,7 +14,7 @@ from gaudi_bert.packing.histogram import (
     Histogram,
     build_group_histogram,
     count_lengths,
-    form_groups,
+    divide_files_into_groups,
     resize_histogram,
     validate_lengths,
 )
@@ -112,10 +112,10 @@ def file(number: int, sequences: int, size: int = 1) -> File:
 
 def test_groups_are_even_and_depend_on_the_seed() -> None:
     files = [file(number, 50) for number in range(21)]
-    groups = form_groups(files, 500, 10**9, seed=1)
+    groups = divide_files_into_groups(files, 500, 10**9, seed=1)
     assert [len(group) for group in groups] == [7, 7, 7]
-    assert groups == form_groups(files[::-1], 500, 10**9, seed=1)
-    assert groups != form_groups(files, 500, 10**9, seed=2)
+    assert groups == divide_files_into_groups(files[::-1], 500, 10**9, seed=1)
+    assert groups != divide_files_into_groups(files, 500, 10**9, seed=2)
     assert groups[0] != files[:7]
 
 
@@ -127,7 +127,7 @@ def test_groups_are_even_and_depend_on_the_seed() -> None:
 @examples(200)
 def test_every_file_once_and_limits_kept(sizes: list[tuple[int, int]], limits: tuple[int, int], seed: int) -> None:
     files = [file(number, sequences, size) for number, (sequences, size) in enumerate(sizes)]
-    groups = form_groups(files, *limits, seed)
+    groups = divide_files_into_groups(files, *limits, seed)
     assert sorted((one for group in groups for one in group), key=lambda one: one.name) == files
     for group in groups:
         assert group

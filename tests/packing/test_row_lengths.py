@@ -29,11 +29,11 @@ def best_of_all(counts: np.ndarray, cost: Cost, multiple: int, depth: int) -> tu
     shorter = range(multiple, longest, multiple)
 
     def total(lengths: tuple[int, ...]) -> float:
-        result, above = 0.0, 0
+        result, longer_than = 0.0, 0
         for length in lengths:
-            part = [int(counts[at]) if above <= at < len(counts) else 0 for at in range(length)]
+            part = [int(counts[at]) if longer_than <= at < len(counts) else 0 for at in range(length)]
             result += fewest_packs(tuple(part), depth) * cost(length)
-            above = length
+            longer_than = length
         return result
 
     choices = [(*some, longest) for number in range(MOST_LENGTHS) for some in combinations(shorter, number)]
@@ -62,9 +62,9 @@ def test_against_every_choice(lengths: list[int], multiple: int, depth: int, par
 @pytest.mark.parametrize("depth", ["max", 3])
 @pytest.mark.parametrize("make", [lognormal, uniform, bimodal])
 def test_many_packs_are_chosen_by_bounds_within_a_hundredth_of_the_best_plans(make, depth: int | str) -> None:
-    counts, multiple, above = make(509, 20_000, 3), 64, (0, 64, 128, 192, 256, 320, 384, 448)
+    counts, multiple, longer_than = make(509, 20_000, 3), 64, (0, 64, 128, 192, 256, 320, 384, 448)
     packs = {}
-    for one, length in combinations((*above, 512), 2):
+    for one, length in combinations((*longer_than, 512), 2):
         part = np.zeros(length, np.int64)
         part[one : min(length, 509)] = counts[one:length]
         packs[one, length] = pack_histogram(Histogram(length, part), "optimal", depth).packs if part.any() else 0
@@ -72,7 +72,7 @@ def test_many_packs_are_chosen_by_bounds_within_a_hundredth_of_the_best_plans(ma
     def total(choice: tuple[int, ...]) -> float:
         return sum(packs[one, length] * ENCODER(length) for one, length in pairwise((0, *choice)))
 
-    best = min(total((*some, 512)) for number in range(3) for some in combinations(above[1:], number))
+    best = min(total((*some, 512)) for number in range(3) for some in combinations(longer_than[1:], number))
     chosen = choose_row_lengths(counts, ENCODER, length_multiple=multiple, depth=depth)
     gains = best < (1.0 - LEAST_GAIN) * total((512,))
     assert gains == (make != uniform)

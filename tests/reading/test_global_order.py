@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.histogram import form_groups
+from gaudi_bert.packing.histogram import divide_files_into_groups
 from gaudi_bert.reading.global_order import (
     GlobalOrder,
     choose_stream_count,
@@ -79,7 +79,7 @@ def test_streams_are_as_many_as_the_shards_of_a_group_within_bounds() -> None:
 
 def test_regions_are_the_positions_of_the_files_of_groups() -> None:
     files = [SimpleNamespace(name=f"part-{number:02d}", bytes=1, sequences=100) for number in range(40)]
-    groups = form_groups(files, group_sequences=100, group_bytes=1000, seed=9)
+    groups = divide_files_into_groups(files, group_sequences=100, group_bytes=1000, seed=9)
     positions = [int(group[0].name[5:]) for group in groups]
     assert compute_shard_regions(np.full(40, 3), 40, 9).tolist() == np.repeat(positions, 3).tolist()
     assert compute_shard_regions(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]

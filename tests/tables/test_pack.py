@@ -86,7 +86,7 @@ def test_rows_of_several_lengths(tmp_path: Path, policy: str) -> None:
         with pytest.raises(FailedError, match=r"\d of \d+ groups"):
             pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(finish=True))
         pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(part=(part, 2)))
-    assert not RowLengthTables.path_in(tmp_path / "parts").exists()
+    assert not RowLengthTables.json_path_in(tmp_path / "parts").exists()
     pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(finish=True))
     verify_table(tmp_path / "rows.arrow", tmp_path / "parts", a_run())
     assert contents(tmp_path / "parts") == contents(tmp_path / "out")

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from gaudi_bert.common.arrays import Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.matrix_products import is_large_product, linear
-from gaudi_bert.encoders.pack_inputs import at_least_float32
+from gaudi_bert.encoders.pack_inputs import upcast_to_float32
 from gaudi_bert.engines.pytorch.cpu_operations import dropout, tiled_attention
 from gaudi_bert.engines.pytorch.packed_weights import multiply, pack_weights
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
@@ -58,7 +58,7 @@ def _plain_attention(
 ) -> Tensor:
     """Compute attention with two matrix products and a softmax. See `Attention` for the parameters."""
     scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.mT)
-    probabilities_BNPL = torch.softmax(at_least_float32(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
+    probabilities_BNPL = torch.softmax(upcast_to_float32(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
     if dropout_rate > 0:
         probabilities_BNPL = dropout(probabilities_BNPL, dropout_rate)
     return torch.matmul(probabilities_BNPL, value_BNLD)
@@ -232,7 +232,7 @@ class Network:
         The result is computed in at least float32, and has the dtype of the inputs.
         """
         gamma_H, beta_H = self.parameters[f"{name_prefix}/gamma"], self.parameters[f"{name_prefix}/beta"]
-        normal = functional.layer_norm(at_least_float32(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
+        normal = functional.layer_norm(upcast_to_float32(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
         return normal.to(inputs.dtype)
 
     def apply_activation(self, inputs: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class Network:
 def _apply_linear_in_float32(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Compute `inputs @ weights + bias` in float32 or float64, even under autocast."""
     with torch.autocast(inputs.device.type, enabled=False):
-        return torch.addmm(bias, at_least_float32(inputs), weights)
+        return torch.addmm(bias, upcast_to_float32(inputs), weights)
 
 
 def _make_additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torch.dtype) -> Tensor:
@@ -448,7 +448,7 @@ def compute_masked_lm_logits(network: Network, hidden_PH: Tensor) -> Tensor:
     changed_PH = network.apply_layer_norm(
         network.apply_activation(network.apply_dense(hidden_PH, f"{name_prefix}/dense")), f"{name_prefix}/LayerNorm"
     )
-    return at_least_float32(linear(changed_PH, network.parameters[WORDS])).add_(
+    return upcast_to_float32(linear(changed_PH, network.parameters[WORDS])).add_(
         network.parameters["cls/predictions/output_bias"]
     )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.encoders.matrix_products import is_plain_cpu_tensor
-from gaudi_bert.encoders.pack_inputs import at_least_float32, pool_sequences
+from gaudi_bert.encoders.pack_inputs import pool_sequences, upcast_to_float32
 from gaudi_bert.engines.protocol import ComputeDtype, Device, LossesAndGradients, ModelSpec
 from gaudi_bert.engines.pytorch.bert import (
     SEQUENCE_OFFSETS,
@@ -107,7 +107,7 @@ class TorchBert(TorchModel):
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
         return LossesAndGradients(
             {
-                "hidden_states": to_numpy(at_least_float32(hidden_TH)).reshape(*batch["input_ids"].shape, -1),
+                "hidden_states": to_numpy(upcast_to_float32(hidden_TH)).reshape(*batch["input_ids"].shape, -1),
                 "masked_lm_logits": to_numpy(words_BQV),
                 "next_sentence_logits": to_numpy(sentences_BS2),
             },
@@ -161,12 +161,12 @@ class TorchBert(TorchModel):
             return compute_pretraining_logits(network, batch)
         hidden_RH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
         if isinstance(head, VectorHead):
-            return pool_sequences(head, at_least_float32(hidden_RH), batch)
+            return pool_sequences(head, upcast_to_float32(hidden_RH), batch)
         packs, length = batch["input_ids"].shape
         if not head.needs_outputs:
             check_logit_count(packs, length, self.config.vocab_size)
             return compute_masked_lm_logits(network, hidden_RH)
-        inputs_PH = apply_pooler(network, hidden_RH) if head.predicts_per_text else at_least_float32(hidden_RH)
+        inputs_PH = apply_pooler(network, hidden_RH) if head.predicts_per_text else upcast_to_float32(hidden_RH)
         if head.kind != "question-answering":  # BERT's span head has no dropout
             inputs_PH = network.apply_dropout(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
-from gaudi_bert.encoders.pack_inputs import at_least_float32, build_membership_mask
+from gaudi_bert.encoders.pack_inputs import build_membership_mask, upcast_to_float32
 from gaudi_bert.engines.protocol import BatchEvaluation, ComputeDtype, Device, ModelSpec, check_weights
 from gaudi_bert.engines.pytorch.cpu_operations import cross_entropy
 from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead
@@ -99,7 +99,7 @@ class TorchModel(ABC):
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Run the model on a batch without dropout, and return the outputs of its head as float32."""
         with torch.inference_mode(), self.autocast_context():
-            return to_numpy(at_least_float32(self.forward(self.copy_to_device(batch), False)).float())
+            return to_numpy(upcast_to_float32(self.forward(self.copy_to_device(batch), False)).float())
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
         """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums."""
@@ -174,7 +174,7 @@ class TorchModel(ABC):
             return compute_pretraining_loss_and_metric_sums(words_BQV, sentences_BS2, batch, head.loss)
         if isinstance(head, VectorHead):
             return torch.zeros(0)
-        return compute_task_loss_and_metric_sums(head, at_least_float32(outputs), batch)
+        return compute_task_loss_and_metric_sums(head, upcast_to_float32(outputs), batch)
 
     def copy_to_device(self, batch: BatchArrays) -> dict[str, Tensor]:
         """Prepare a batch with `prepare_batch`, and copy it to the device."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.encoders.pack_inputs import at_least_float32
+from gaudi_bert.encoders.pack_inputs import upcast_to_float32
 from gaudi_bert.engines.protocol import Communicator, Moments, UpdateLoss, UpdateScalars, WaitForSums
 from gaudi_bert.engines.pytorch.distributed import GradientReducer, TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, prefetch_to_device, to_numpy
@@ -131,14 +131,14 @@ class TorchUpdates:
         for number, batch in enumerate(batches):
             self._report_to_watchdog(number, update, batch)
             with torch.set_grad_enabled(number == last):
-                outputs.append(at_least_float32(model.compute_training_outputs(batch, dropout_seeds_M2[number])))
+                outputs.append(upcast_to_float32(model.compute_training_outputs(batch, dropout_seeds_M2[number])))
         sums, gradients = update_loss([to_numpy(each) for each in outputs])
         for number in (sequence := (last, *range(last))):
             self._report_to_watchdog(number, update, batches[number])
             output = (
                 outputs[last]
                 if number == last
-                else at_least_float32(model.compute_training_outputs(batches[number], dropout_seeds_M2[number]))
+                else upcast_to_float32(model.compute_training_outputs(batches[number], dropout_seeds_M2[number]))
             )
             if self._gradient_reducer is not None and number == sequence[-1]:
                 self._gradient_reducer.prepare_last_backward_pass()

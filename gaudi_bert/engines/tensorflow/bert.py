@@ -25,7 +25,6 @@ import tensorflow as tf
 
 from gaudi_bert.engines.tensorflow.operations import (
     ForwardPass,
-    at_least_float32,
     compile_kernel_if,
     compute_keep_scale,
     copy_with_zero_gradient,
@@ -37,6 +36,7 @@ from gaudi_bert.engines.tensorflow.operations import (
     layer_norm,
     make_keep_mask,
     residual_layer_norm,
+    upcast_to_float32,
 )
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
@@ -263,7 +263,7 @@ def compute_attention(
     @tf.custom_gradient
     def core(query_BNPD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         dtype = query_BNPD.dtype
-        scores_BNPL = at_least_float32(tf.matmul(query_BNPD, key_BNLD, transpose_b=True)) + bias_B1PL
+        scores_BNPL = upcast_to_float32(tf.matmul(query_BNPD, key_BNLD, transpose_b=True)) + bias_B1PL
         probabilities_BNPL = tf.cast(tf.nn.softmax(scores_BNPL), dtype)
         kept_BNPL = (
             probabilities_BNPL
@@ -302,9 +302,9 @@ def _compute_attention_scores_gradient(
     """
     if dropout_draw is not None:
         kept_gradient_BNPL = _drop_probabilities(kept_gradient_BNPL, dropout_draw, rate)
-    weighted_BNPL = at_least_float32(probabilities_BNPL) * at_least_float32(kept_gradient_BNPL)
+    weighted_BNPL = upcast_to_float32(probabilities_BNPL) * upcast_to_float32(kept_gradient_BNPL)
     sums_BNP1 = tf.reduce_sum(weighted_BNPL, axis=-1, keepdims=True)
-    return tf.cast(weighted_BNPL - at_least_float32(probabilities_BNPL) * sums_BNP1, probabilities_BNPL.dtype)
+    return tf.cast(weighted_BNPL - upcast_to_float32(probabilities_BNPL) * sums_BNP1, probabilities_BNPL.dtype)
 
 
 # --- Layers after the encoder
@@ -328,7 +328,7 @@ def compute_masked_lm_logits(network: Network, hidden_PH: tf.Tensor) -> tf.Tenso
     changed_PH = get_activation_function(config.hidden_act, compiled)(changed_PH)
     changed_PH = layer_norm(changed_PH, *network.get_gamma_and_beta(name_prefix), config.layer_norm_eps, compiled)
     words_VH = tf.cast(network.parameters["bert/embeddings/word_embeddings"], changed_PH.dtype)
-    logits_PV = at_least_float32(tf.matmul(changed_PH, words_VH, transpose_b=True))
+    logits_PV = upcast_to_float32(tf.matmul(changed_PH, words_VH, transpose_b=True))
     return tf.nn.bias_add(logits_PV, tf.cast(network.parameters["cls/predictions/output_bias"], logits_PV.dtype))
 
 
@@ -343,7 +343,7 @@ def compute_pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tenso
     positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
     read_BPH = tf.reshape(encode_packs(network, batch, positions_BP), [packs, depth + slots, hidden])
     first_BSH, masked_BQH = tf.split(read_BPH, [depth, slots], axis=1)
-    pooled_PH = at_least_float32(apply_pooler(network, tf.reshape(first_BSH, [packs * depth, hidden])))
+    pooled_PH = upcast_to_float32(apply_pooler(network, tf.reshape(first_BSH, [packs * depth, hidden])))
     words_PV = compute_masked_lm_logits(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
     # Next-sentence class 0 means that the second text follows the first, and class 1 that it was chosen at random.
     weights_2H, bias_2 = (

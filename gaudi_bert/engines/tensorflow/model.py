@@ -26,7 +26,7 @@ from gaudi_bert.engines.tensorflow.bert import (
     compute_pretraining_logits,
     encode_packs,
 )
-from gaudi_bert.engines.tensorflow.operations import ForwardPass, at_least_float32, dense, make_graph_function
+from gaudi_bert.engines.tensorflow.operations import ForwardPass, dense, make_graph_function, upcast_to_float32
 from gaudi_bert.model.config import BertConfig, draw_initial_value
 from gaudi_bert.model.heads import (
     LOWEST_HIDDEN,
@@ -130,7 +130,7 @@ class TensorFlowModel:
         gradients = tape.gradient(total, list(self.variables.values()))
         return LossesAndGradients(
             {
-                "hidden_states": at_least_float32(hidden_TH).numpy().reshape(*batch["input_ids"].shape, -1),
+                "hidden_states": upcast_to_float32(hidden_TH).numpy().reshape(*batch["input_ids"].shape, -1),
                 "masked_lm_logits": masked_lm_logits_BQV.numpy(),
                 "next_sentence_logits": next_sentence_logits_BS2.numpy(),
             },
@@ -237,7 +237,7 @@ def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.
     if head.kind != "question-answering":  # BERT's span head has no dropout
         hidden_PH = network.apply_dropout(hidden_PH, _HEAD_DROPOUT_SITE)
     with tf.name_scope("KEEP_FP32_PRECISION"):
-        return tf.reshape(dense(at_least_float32(hidden_PH), *network.get_kernel_and_bias(head.dense_name_prefix)), shape)
+        return tf.reshape(dense(upcast_to_float32(hidden_PH), *network.get_kernel_and_bias(head.dense_name_prefix)), shape)
 
 
 def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
@@ -248,9 +248,9 @@ def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Ten
     hidden = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
     if head.positions_feature is not None:
-        vectors_BSH = tf.reshape(at_least_float32(hidden), [packs, depth, size])
+        vectors_BSH = tf.reshape(upcast_to_float32(hidden), [packs, depth, size])
     else:
-        hidden_BLH = tf.reshape(at_least_float32(hidden), [*batch["input_ids"].shape, size])
+        hidden_BLH = tf.reshape(upcast_to_float32(hidden), [*batch["input_ids"].shape, size])
         vectors_BSH = _pool_tokens(hidden_BLH, batch["input_mask"], depth, head.pooling)
     return tf.math.l2_normalize(vectors_BSH, axis=-1, epsilon=1e-24) if head.normalize else vectors_BSH
 

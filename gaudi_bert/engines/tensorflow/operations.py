@@ -52,7 +52,7 @@ def compile_kernel_if(function: Kernel, compiled: bool) -> Kernel:
     return _compile_with_xla(function) if compiled else function
 
 
-def at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
+def upcast_to_float32(tensor: tf.Tensor) -> tf.Tensor:
     """Convert a bfloat16 tensor to float32, and return other tensors unchanged."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
@@ -234,7 +234,7 @@ def _layer_norm_forward(
     inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the outputs of a layer normalization, the normalized inputs, and the inverse standard deviation of each row."""
-    wide_TH = at_least_float32(inputs_TH)
+    wide_TH = upcast_to_float32(inputs_TH)
     centred_TH = wide_TH - tf.reduce_mean(wide_TH, axis=-1, keepdims=True)
     variance_T1 = tf.reduce_mean(tf.square(centred_TH), axis=-1, keepdims=True)
     scale_T1 = tf.math.rsqrt(variance_T1 + tf.cast(epsilon, wide_TH.dtype))
@@ -247,7 +247,7 @@ def _layer_norm_backward(
     gradient_TH: tf.Tensor, normal_TH: tf.Tensor, scale_T1: tf.Tensor, gamma_H: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the gradients of the inputs, gamma and beta of a layer normalization."""
-    wide_TH = at_least_float32(gradient_TH)
+    wide_TH = upcast_to_float32(gradient_TH)
     product_TH = wide_TH * normal_TH
     gamma_H = tf.cast(gamma_H, wide_TH.dtype)
     mean_T1 = tf.reduce_mean(wide_TH * gamma_H, axis=-1, keepdims=True)

@@ -21,9 +21,9 @@ from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray, RowArray
 from gaudi_bert.common.compiled import (
     address_of,
     as_word,
-    borrowing_kernel,
     fill_bytes,
     inlined_kernel,
+    kernel_without_refcounts,
     store_u8,
     store_u32,
     store_word,
@@ -118,7 +118,7 @@ def decode_example(payload: bytes | memoryview) -> dict[str, AnyArray]:
     return features
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _write_varints(values: IntArray, output: ByteArray) -> int:
     """Write integers as varints to the beginning of `output`, and return the number of bytes written."""
     size = 0
@@ -370,7 +370,7 @@ def _map_entry_size(key_size: int, values_size: int) -> int:
     return 2 + key_size + message_size(message_size(message_size(values_size)))
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def map_entries_size(keys: RowArray, values_sizes: IntArray) -> int:
     """Return the total size in bytes of all protobuf map entries of an example, including their tags and lengths.
 
@@ -384,7 +384,7 @@ def map_entries_size(keys: RowArray, values_sizes: IntArray) -> int:
     return total
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def store_record_head(address: int, entries_size: int) -> int:
     """Write the beginning of a record up to its first map entry, and return the address of this entry.
 
@@ -401,7 +401,7 @@ def store_record_head(address: int, entries_size: int) -> int:
     return store_varint(address + 13, entries_size)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def store_payload_crc(record_address: int, payload_end: int) -> int:
     """Append the CRC of a record's payload to the record, and return the address after the CRC.
 
@@ -413,7 +413,7 @@ def store_payload_crc(record_address: int, payload_end: int) -> int:
     return payload_end + 4
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def store_map_entry_head(address: int, keys: RowArray, feature: int, values_size: int) -> int:
     """Write a map entry of an example up to its first value, and return the address of this value.
 
@@ -495,7 +495,7 @@ def max_unpacked_record_size(schema: UnpackedSchema) -> int:
     return 5 * schema.max_sequence_length + 9 * schema.max_predictions + heads + FRAME_BYTES + SLACK_BYTES
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _total_varint_size(values: IntArray) -> int:
     """Return the total size in bytes of `values` when they are encoded as varints."""
     size = as_word(0)
@@ -504,7 +504,7 @@ def _total_varint_size(values: IntArray) -> int:
     return size
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _store_padded_varints(address: int, values: IntArray, padding_count: int) -> int:
     """Write `values` as varints, followed by `padding_count` zero bytes, and return the address after them."""
     for value in values:
@@ -513,7 +513,7 @@ def _store_padded_varints(address: int, values: IntArray, padding_count: int) ->
     return address + padding_count
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _store_unpacked_features(address: int, rows: UnpackedRows, row: int, keys: RowArray, values_sizes: IntArray) -> int:
     """Write the seven protobuf map entries of one unpacked example, sorted by name, and return the address after the last
     entry.
@@ -552,7 +552,7 @@ def _store_unpacked_features(address: int, rows: UnpackedRows, row: int, keys: R
     return _store_padded_varints(address, rows.segment_ids[row, :tokens], padding)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _store_unpacked_records(
     rows: UnpackedRows, keys: RowArray, values_sizes: IntArray, record_sizes: IntArray, output: ByteArray
 ) -> int:

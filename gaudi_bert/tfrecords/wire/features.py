@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, RowArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, load_u8, load_word
+from gaudi_bert.common.compiled import inlined_kernel, kernel_without_refcounts, load_u8, load_word
 from gaudi_bert.tfrecords.wire.example import encode_varint
 from gaudi_bert.tfrecords.wire.schema import FeatureSpec
 
@@ -182,7 +182,7 @@ def _has_usual_entry_head(address: int, end: int, keys: RowArray, feature: int) 
     return different == 0
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _is_ascii(address: int, size: int) -> bool:
     """Return whether all `size` bytes at `address` are ASCII."""
     combined = 0
@@ -191,7 +191,7 @@ def _is_ascii(address: int, size: int) -> bool:
     return combined < 128
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _is_varint_sequence(address: int, end: int) -> bool:
     """Return whether [address, end) consists of complete varints of at most ten bytes each."""
     size = 0
@@ -203,7 +203,7 @@ def _is_varint_sequence(address: int, end: int) -> bool:
     return size == 0
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _is_string_sequence(address: int, end: int) -> bool:
     """Return whether [address, end) consists of the values of a BytesList, each with its tag and length."""
     while address < end:
@@ -216,7 +216,7 @@ def _is_string_sequence(address: int, end: int) -> bool:
     return True
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _is_well_formed_map_value(address: int, end: int) -> bool:
     """Return whether [address, end) is a well-formed value of a map entry. It may contain at most one list, and numbers in
     it must be packed.
@@ -278,7 +278,7 @@ def _locate_map_entry(address: int, end: int, table: FeatureTable, guessed_featu
     return feature, entry_end
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def locate_features(payload_start: int, payload_end: int, table: FeatureTable) -> bool:
     """Find the values of all features in a payload, and store their addresses and sizes in `table.spans`.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gaudi_bert.common.arrays import ByteArray
-from gaudi_bert.common.compiled import address_of, borrowing_kernel, load_u32, load_word, prefetch
+from gaudi_bert.common.compiled import address_of, kernel_without_refcounts, load_u32, load_word, prefetch
 from gaudi_bert.common.crc32c import append_crc, crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_regular_file, explain_os_errors, open_file
@@ -301,7 +301,7 @@ def _detect_compression(path: Path, first_bytes: bytes) -> str:
 # --- walking over the frames in a buffer (numba kernels)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def check_frame(frame_start: int, buffer_end: int) -> StatusAndSize:
     """Check the length and both CRCs of one TFRecord in memory.
 
@@ -331,7 +331,7 @@ def check_frame(frame_start: int, buffer_end: int) -> StatusAndSize:
     return ScanStatus.GOOD, size
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def extend_crc_by_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
     """Update the CRC-32C of a file with the TFRecords in `buffer[position:end]`, and return the result.
 

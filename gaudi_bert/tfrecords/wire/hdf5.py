@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.compiled import kernel_without_refcounts
 from gaudi_bert.common.errors import InputError, install_command, shorten
 from gaudi_bert.common.files import open_file
 from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_example, encode_unpacked_rows, max_unpacked_record_size
@@ -360,7 +360,7 @@ class _ColumnReader:
         return np.frombuffer(data, kind)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _measure_valid_rows(rows: _Rows, token_counts: IntArray, masked_counts: IntArray) -> int:
     """Count the tokens and masked positions of each row, up to the first row with an invalid value.
 

@@ -25,11 +25,11 @@ from gaudi_bert.common.compiled import (
     add_words,
     address_of,
     as_word,
-    borrowing_kernel,
     byte_at,
     copy_bytes,
     count_bits,
     inlined_kernel,
+    kernel_without_refcounts,
     load_u8,
     load_word,
     subtract_words,
@@ -52,7 +52,7 @@ def _mark_zero_bytes(word: int) -> int:
     return ~(add_words(word & _LOW_SEVEN, _LOW_SEVEN) | word)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def is_all_zero(address: int, size: int) -> bool:
     """Return whether all `size` bytes at `address` are zero."""
     combined = as_word(0)
@@ -63,7 +63,7 @@ def is_all_zero(address: int, size: int) -> bool:
     return combined == 0
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _is_repeated_pattern(address: int, size: int, pattern: int) -> bool:
     """Return whether the `size` bytes at `address` repeat the eight-byte `pattern`.
 
@@ -77,13 +77,13 @@ def _is_repeated_pattern(address: int, size: int, pattern: int) -> bool:
     return different == 0
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def is_repeated_byte(address: int, size: int, value: int) -> bool:
     """Return whether all `size` bytes at `address` equal `value`."""
     return _is_repeated_pattern(address, size, value * _ONE_IN_EVERY_BYTE)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _is_canonical_varint_list(address: int, size: int, value_count: int) -> bool:
     """Return whether the `size` bytes at `address` are exactly `value_count` canonical varints of up to three bytes."""
     if size == 0:
@@ -105,7 +105,7 @@ def _is_canonical_varint_list(address: int, size: int, value_count: int) -> bool
     return (wrong & _HIGH) == 0 and size - continued == value_count and load_u8(end - 1) < 128
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def measure_non_padding(address: int, size: int, value_count: int, used_count: int) -> int:
     """Check a list of varints, and return its size in bytes without the trailing padding.
 
@@ -128,7 +128,7 @@ def measure_non_padding(address: int, size: int, value_count: int, used_count: i
     return prefix
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _count_set_bits(address: int, size: int) -> int:
     """Return how many bits are set in the `size` bytes at `address`."""
     bits = 0
@@ -139,7 +139,7 @@ def _count_set_bits(address: int, size: int) -> int:
     return bits
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def count_leading_ones(address: int, size: int) -> int:
     """Return the number of ones in a mask of `size` bytes, or -1 if the mask does not consist of ones followed by zeros."""
     # Let n be the number of set bits. If each of the first n bytes is 1, these bytes contain all set bits, so all other
@@ -148,7 +148,7 @@ def count_leading_ones(address: int, size: int) -> int:
     return ones if ones <= size and _is_repeated_pattern(address, ones, _ONE_IN_EVERY_BYTE) else -1
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def count_leading_one_floats(address: int, size: int) -> int:
     """Return the number of ones in `size` bytes of float32 weights, or -1 if the weights are not ones followed by zeros."""
     ones = _count_set_bits(address, size) // _BITS_OF_ONE
@@ -184,7 +184,7 @@ def _mark_invalid_positions(word: int, previous_bytes: int, sequence_length: int
     return two_bytes | (word & follows) | (one_byte if sequence_length < 128 else 0)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def measure_masked_positions(address: int, size: int, value_count: int, used_count: int, sequence_length: int) -> int:
     """Check a list of masked positions, and return its size in bytes without the trailing padding.
 
@@ -250,7 +250,7 @@ def _decode_first_varint(word: int, ends: int) -> int:
     return (own & 0x7F) | ((own >> 1) & 0x3F80) | ((own >> 2) & 0x1FC000)
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
     """Decode the varints in [address, end), and store their values in `output`.
 
@@ -301,7 +301,7 @@ def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
     return address == end
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _decode_one_byte_varints(address: int, output: Int32Array) -> bool:
     """Decode varints of one byte each, and store their values in `output`. Return False if one of them is longer."""
     combined = 0
@@ -352,7 +352,7 @@ def decode_examples_to_arrays(
     }
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _decode_examples(
     buffer: ByteArray,
     offsets: IntArray,
@@ -433,7 +433,7 @@ def compute_packed_table_columns(packs: Mapping[str, AnyArray]) -> dict[str, Int
     return {"position_ids": features.positions, "labels": labels, "seq_lens": lengths, "sequences": sequence_counts}
 
 
-@borrowing_kernel
+@kernel_without_refcounts
 def _fill_packed_table_columns(packs: _Packs, labels: Int32Array, lengths: Int32Array, sequence_counts: Int32Array) -> bool:
     """Compute the columns of a packed table, and store them in the given arrays. The position ids overwrite
     `packs.positions`.
