@@ -163,7 +163,7 @@ def _describe_first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     key = shorten(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "json_invalid":
-        return f"is not a valid JSON file ({shorten(problem['msg'].removeprefix('Invalid JSON: '))})"
+        return f"the file is not valid JSON ({shorten(problem['msg'].removeprefix('Invalid JSON: '))})"
     message = format_problem(problem)
     if key == "format_version" and problem["type"] != "missing":
         return f"format_version is {short_repr(problem['input'])}, but this version reads {message.removeprefix('must be ')}"
@@ -172,7 +172,7 @@ def _describe_first_problem(error: ValidationError) -> str:
     if problem["type"] == "missing":
         return f"`{key}` is missing"
     if problem["type"] == "extra_forbidden":
-        return f"contains the unknown key `{key}`"
+        return f"the key `{key}` is unknown"
     return f"`{key or 'the content'}` is {short_repr(problem['input'])}, but {message}"
 
 

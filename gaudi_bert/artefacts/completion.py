@@ -86,7 +86,7 @@ def read_signature(path: Path) -> Signature:
         return TypeAdapter(Signature).validate_python(read_json(path))
     except ValidationError as error:
         raise InputError(
-            f"{path}: is not a settings file of gaudi-bert; remove it, and create the artefact again"
+            f"{path}: the file is not a settings file of gaudi-bert; remove it, and create the artefact again"
         ) from error
 
 
@@ -153,9 +153,10 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
     if difference is not None:
         own, foreign = _split_own_and_foreign_files(artefact, final_file, signature.stage)
         if not overwrite and not all(_is_hidden(path, artefact, final_file) for path in own):
-            others, remedy = (f", and contains {foreign[0].name}", "") if foreign else ("", ", or pass --overwrite")
+            others, remedy = (f" and contains {foreign[0].name}", "") if foreign else ("", ", or pass --overwrite")
             raise InputError(
-                f"{artefact}: was written with other settings ({difference}){others}; choose another output{remedy}"
+                f"{artefact}: the output was written with other settings ({difference}){others}; choose another "
+                f"output{remedy}"
             )
         remove_artefact(artefact, final_file, signature.stage)
     write_json(settings, signature.as_json())
@@ -368,7 +369,7 @@ class GroupedOutput(Generic[Group, Summary]):
             with exclusive_lock(settings_path(self.folder, self.final), str(self.folder), wait=True):
                 finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
         if finished:
-            self.reporter.say(f"{format_path(self.folder)}: the output exists already, so there is nothing to do")
+            self.reporter.say(f"{format_path(self.folder)}: the output already exists, so there is nothing to do")
         return finished
 
     @contextmanager
@@ -407,7 +408,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """Return the groups that still have to be written. Print how many groups are already complete."""
         completed = {group for group, _ in self.read_complete_groups(groups)}
         if completed:
-            self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups exist already")
+            self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups are already complete")
         return [group for group in groups if group not in completed]
 
     @contextmanager

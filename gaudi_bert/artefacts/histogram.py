@@ -108,7 +108,7 @@ class HistogramFile(Artefact):
 
     model_config = ConfigDict(extra="ignore")
 
-    remedy = "make the histogram again with `gaudi-bert histogram`"
+    remedy = "create the histogram again with `gaudi-bert histogram`"
     line_per_entry = ("files",)
     rare = ("bad_files",)
 
@@ -151,12 +151,12 @@ class HistogramFile(Artefact):
                     )
             if parts_with_files and part.files is None:
                 raise InputError(
-                    f"{path}: contains no counts per file, although others do; create it with `gaudi-bert histogram`"
+                    f"{path}: the histogram has no counts per file, unlike the others; create it with `gaudi-bert histogram`"
                 )
         counts = np.sum([part.counts for part in parts], axis=0, dtype=np.int64).tolist()
         if not any(counts):
             raise InputError(
-                f"{paths[0]}: contains no sequences, so there is nothing to pack; check which records were counted"
+                f"{paths[0]}: the histogram contains no sequences, so there is nothing to pack; check the counted records"
             )
         merged = {
             **counts_to_json_fields(counts),
@@ -185,7 +185,7 @@ class HistogramFile(Artefact):
             raise ValueError(f"expected {length} counts, for lengths 1 to {length}, found {len(self.counts)}")
         sums = counts_to_json_fields(self.counts)
         if sums["tokens"] > LARGEST_COUNT:
-            raise ValueError(f"the number of tokens must be at most {LARGEST_COUNT}; split the data")
+            raise ValueError(f"the number of tokens must be at most {LARGEST_COUNT}; split the data into smaller parts")
         for key, value in (("sequences", self.sequences), ("tokens", self.tokens)):
             if value not in (None, sums[key]):
                 raise ValueError(f"{key} is {value}, but the counts add up to {sums[key]}")

@@ -340,7 +340,7 @@ class ObjectStore:
             ) from error
         if not _CREDENTIAL_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
             raise FailedError(
-                f"{url}: cannot {action}: found no credentials; provide them in the way that the tools of the store expect"
+                f"{url}: cannot {action}: no credentials were found; configure them as for the store's command line tools"
             ) from error
         if number in _PERMANENT_ERRNOS or isinstance(error, ValueError):
             raise InputError(

@@ -47,7 +47,7 @@ def check_no_row_tables(folder: Path) -> None:
     if tables is not None:
         lengths = join_with_and(f"{length:,}" for length in tables.row_lengths)
         raise InputError(
-            f"{folder}: contains packed tables with rows of {lengths} tokens; pass one of these tables, such as "
+            f"{folder}: the folder contains packed tables with rows of {lengths} tokens; pass one of them, such as "
             f"{row_table_path(folder, tables.row_lengths[0])}"
         )
 
@@ -74,7 +74,9 @@ def find_pack_kind(folder: Path) -> PackKind | None:
             except InputError:  # a file of the user that happens to have this name
                 continue
             if command is not None:
-                raise InputError(f"{folder}: packing has not finished; run the same `{command}` again until it ends")
+                raise InputError(
+                    f"{folder}: packing has not finished; run the same `{command}` command again until it finishes"
+                )
     return kind
 
 

@@ -191,7 +191,7 @@ class PackedMetadata(Artefact):
                         f"{cls.packs_name}"
                     )
             raise InputError(
-                f"{path}: the file is missing, so packing has not finished; run `gaudi-bert pack` until it ends"
+                f"{path}: the file is missing, so packing has not finished; run `gaudi-bert pack` until it finishes"
             )
         return super().read(path)
 

@@ -143,17 +143,17 @@ class PlannedGroup(Artefact):
         if (sequences, sum(count for _, count in self.strategies)) != (self.sequences, self.packs):
             raise ValueError("the strategies do not add up to the sequences and packs of the group")
         if self.files and self.sequences != in_files:
-            raise ValueError(f"contains {self.sequences} sequences, but its files contain {in_files}")
+            raise ValueError(f"the group contains {self.sequences} sequences, but its files contain {in_files}")
         for file in self.files:
             if file.sequences > _MAX_SEQUENCES_PER_BYTE * file.bytes:
                 raise ValueError(f"a file of {file.bytes} bytes cannot contain {file.sequences} sequences")
         for strategy, _ in self.strategies:
             if len(strategy) > depth or sum(strategy) > max_sequence_length:
                 raise ValueError(
-                    f"strategy {list(strategy)} does not fit into {max_sequence_length} slots and depth {depth}"
+                    f"strategy {list(strategy)} does not fit into packs of {max_sequence_length} slots and depth {depth}"
                 )
         if self.bound_prices is not None and len(self.bound_prices) != max_sequence_length:
-            raise ValueError(f"expected {max_sequence_length} prices, found {len(self.bound_prices)}")
+            raise ValueError(f"`bound_prices` must have {max_sequence_length} values, but has {len(self.bound_prices)}")
 
 
 def compute_totals(groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Plan(Artefact):
         groups: The groups.
     """
 
-    remedy = "make the plan again"
+    remedy = "create the plan again"
     line_per_entry = ("groups",)
     rare = ("bad_files",)
 
@@ -268,7 +268,7 @@ class WritablePlan(Plan):
         plan = Plan.read(path)
         if not plan.writable:
             raise InputError(
-                f"{path}: the plan was made from counts without files, so no packs can be written from it; make it from a "
-                "histogram of `gaudi-bert histogram RECORDS`"
+                f"{path}: the plan was created from a histogram without counts per file, so no packs can be written from "
+                "it; create it from a histogram that `gaudi-bert histogram RECORDS` wrote"
             )
         return cls.parse({key: getattr(plan, key) for key in cls.model_fields}, str(path), cls.remedy)

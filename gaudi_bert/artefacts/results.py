@@ -167,7 +167,9 @@ def build_part_result(groups: int, groups_written: int, totals: PackedTotals | V
         return PlainResult(["there are fewer groups than parts, so this part has nothing to do"], facts)
     counted = f"{format_count(totals.sequences, 'sequence')} in {format_count(totals.packs, 'pack')}"
     state = "" if groups_written else NOTHING_TO_DO
-    return PlainResult([f"{format_count(groups, 'group')}: {counted}{state}; run --finish after all parts"], facts)
+    return PlainResult(
+        [f"{format_count(groups, 'group')}: {counted}{state}; when all parts are done, run the command with --finish"], facts
+    )
 
 
 def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[Content]:

@@ -61,7 +61,7 @@ class GroupShards(Artefact):
     def _check_lengths(self) -> GroupShards:
         """Check that the lists `packs` and `bytes` have the same length."""
         if len(self.packs) != len(self.bytes):
-            raise ValueError(f"packs has {len(self.packs)} values, but bytes has {len(self.bytes)}")
+            raise ValueError(f"`packs` has {len(self.packs)} values, but `bytes` has {len(self.bytes)}")
         return self
 
 
@@ -294,7 +294,7 @@ def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the 
             sizes[number] = size
     if (sizes != table.bytes).any():
         number = int(np.argmax(sizes != table.bytes))
-        problem = f"expected {table.bytes[number]:,} bytes, as in the metadata, found {sizes[number]:,}"
+        problem = f"the metadata states {table.bytes[number]:,} bytes, but the shard has {sizes[number]:,}"
         if sizes[number] < 0:
             problem = "the shard is missing, although the metadata lists it"
         raise InputError(f"{folder / table.file_name(number)}: {problem}; {remedy}")

@@ -124,7 +124,8 @@ class TrainingResult(_RunResult):
         lines = super().format_lines()
         if self.realized_speedup is not None:
             lines.append(
-                f"{self.realized_speedup:.2f} times as fast as unpacked (measured); the limit is {self.packing_factor:.2f}"
+                f"{self.realized_speedup:.2f} times as fast as without packing (measured; at most "
+                f"{self.packing_factor:.2f} is possible)"
             )
         return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.format_line()}"]
 

@@ -66,7 +66,9 @@ class Verification(ExtensibleArtefact):
         """
         stored = cls.read(path)
         if stored.packs_sha256 != metadata.compute_packs_sha256() or stored.sequences != metadata.sequences:
-            raise InputError(f"{cls.json_path_in(path)}: belongs to other packs than metadata.json describes; {cls.remedy}")
+            raise InputError(
+                f"{cls.json_path_in(path)}: the verification belongs to other packs than metadata.json; {cls.remedy}"
+            )
         return stored
 
     def format_lines(self) -> list[str]:

@@ -243,7 +243,7 @@ def _add_options(
             value = values.pop(option)
             flag = f"--{option.replace('_', '-')}"
             if value == "":
-                raise InputError(f"{flag}: must not be empty; pass a value, or leave the option out")
+                raise InputError(f"{flag}: must not be empty; pass a value, or omit the option")
             if value is not None:
                 text = f"{flag} {value}"
                 if tuple[str, ...] in extract_types(fields[option].annotation):

@@ -218,8 +218,8 @@ def _parse_shard_overrides(overrides: list[str] | None, plan: Path) -> dict[str,
         key = override.partition("=")[0].strip()
         if key.removeprefix("packing.") not in _KEYS_OF_SHARDS:
             raise InputError(
-                f"--set {override}: `write` cannot change `{key}` of {plan.name}; pass it to `gaudi-bert plan`, "
-                f"or change {' or '.join(f'packing.{name}' for name in _KEYS_OF_SHARDS)}"
+                f"--set {override}: `write` cannot change `{key}` of {plan.name}; pass it to `gaudi-bert plan` (`write` "
+                f"can only change {' and '.join(f'packing.{name}' for name in _KEYS_OF_SHARDS)})"
             )
     return settings.model_dump(include=settings.model_fields_set)
 
@@ -259,8 +259,8 @@ def pack(
 
         if on_bad_file != "stop":
             raise InputError(
-                f"--on-bad-file {on_bad_file}: files of a table cannot be skipped; pass only the good files, for example by "
-                "a glob pattern"
+                f"--on-bad-file {on_bad_file}: files of a table cannot be skipped; pass only the good files, for example "
+                "with a glob pattern"
             )
         check_option_combination({"--shard": shard, "--verify": verify})
         run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
@@ -273,8 +273,8 @@ def pack(
     for_tables = [typed.text for name, typed in options.items() if name not in _KEYS_OF_RECORDS_AND_TABLES]
     for option in [*for_tables, *["--shard"] * (shard is not None), *["--finish"] * finish]:
         raise InputError(
-            f"{option}: applies only to tables, but {source} does not have the ending of a table (.parquet, .arrow, .jsonl, "
-            ".jsonl.gz, a datasets folder); leave the option out, or use `histogram`, `plan` and `write`"
+            f"{option}: this option applies only to tables, but {source} is not a table (.parquet, .arrow, .jsonl, "
+            ".jsonl.gz, a datasets folder); omit it, or use `histogram`, `plan` and `write`"
         )
     from gaudi_bert.tfrecords.write import pack_records
 
@@ -307,22 +307,20 @@ def _make_table_settings(source: str, options: arguments.Options, overrides: lis
     changed = packing.model_dump(mode="json", include=packing.model_fields_set)
     typed = {name: TypedValue(f"--set packing.{name}={value}", value) for name, value in changed.items()}
     for name in sorted(set(changed) - set(TableSettings.model_fields)):
-        raise InputError(f"{typed[name].text}: applies only to TFRecords, but {source} is a table; leave it out")
+        raise InputError(f"{typed[name].text}: this setting applies only to TFRecords, but {source} is a table; omit it")
     settings = section_from_options(TableSettings, {**options, **typed}, max_sequence_length=1)
     longest = max(settings.explicit_row_lengths, default=None)
     if "max_sequence_length" in options:
         if longest is not None and settings.max_sequence_length != longest:
             raise InputError(
                 f"--max-sequence-length {settings.max_sequence_length}: must be the longest of --row-lengths, {longest}; "
-                "leave it out"
+                "omit it"
             )
         return settings
     texts = TokenisedTexts.read_if_present(Path(source))
     length = longest if texts is None else longest or texts.max_sequence_length
     if length is None:
-        raise InputError(
-            f"{source}: the number of slots in a pack is unknown; pass it, for example --max-sequence-length 2048"
-        )
+        raise InputError(f"{source}: the pack size is unknown; pass it, for example with --max-sequence-length 2048")
     return settings.model_copy(update={"max_sequence_length": length})
 
 
@@ -372,7 +370,7 @@ def convert(
     from gaudi_bert.tfrecords import convert
 
     if to != "hdf5":
-        raise InputError(f"--to {to}: must be hdf5, which is the only supported format")
+        raise InputError(f"--to {to}: must be hdf5, the only supported format")
     output.print_result(
         convert.convert_to_hdf5(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers), json
     )

@@ -247,7 +247,9 @@ def _full_output_error(error: OSError) -> InputError:
     Otherwise, Python would try to write to standard output again at exit.
     """
     sys.stdout = None
-    return InputError(f"standard output: cannot be written ({error.strerror}); redirect it to a disk with free space")
+    return InputError(
+        f"standard output: the output cannot be written ({error.strerror}); redirect it to a disk with free space"
+    )
 
 
 def _missing_library_error(module: str) -> InputError:

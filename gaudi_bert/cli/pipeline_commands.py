@@ -148,7 +148,7 @@ def _check_stages_allow_launcher(runner: str, stages: Sequence[str], part: tuple
     started = f"{launch.launcher} started {launch.size} processes"
     if runner != "local":
         raise InputError(
-            f"--on {runner}: {started}, but only one process must start the pipeline; run it without {launch.launcher}"
+            f"--on {runner}: {started}, but a single process must start the pipeline; run it without {launch.launcher}"
         )
     alone = [stage for stage in stages if stage not in _STAGES_OF_A_LAUNCHER]
     if alone:
@@ -183,7 +183,7 @@ def _print_dry_run(
     elif on == "docker":
         lines += [f"images: {', '.join(dict.fromkeys(preview['image'] for preview in previews))}"]
     changed = ", ".join(_iterate_setting_lines(settings.model_dump(mode="json", exclude_defaults=True)))
-    lines += [f"settings that are not the defaults: {changed or 'none'}"]
+    lines += [f"settings that differ from the defaults: {changed or 'none'}"]
     if verbose:
         lines += ["", *yaml.safe_dump(values, sort_keys=False, default_flow_style=None).splitlines()]
     else:
@@ -247,9 +247,9 @@ def init(
     section_from_mapping(PipelineSettings, {"name": name}, "the command line", {"name": name})
     path = Path(f"{name}.yaml")
     if path.exists():
-        raise InputError(f"{path}: already exists; choose another name, or remove the file")
+        raise InputError(f"{path}: the file already exists; choose another name, or remove it")
     write_text(path, create_pipeline_text(name))
-    typer.echo(f"Wrote {path}; its first lines say what to change")
+    typer.echo(f"Wrote {path}; its first lines explain what to change")
     if not os.environ.get(ONLY_RESULT_VARIABLE):
         typer.echo(f"Next: gaudi-bert run {path} --dry-run")
 
@@ -376,4 +376,4 @@ def doctor(
         [str(result) for result in results],
     )
     if failed:
-        raise FailedError(f"{len(failed)} of {len(results)} checks failed; the first remedy: {failed[0].remedy}")
+        raise FailedError(f"{len(failed)} of {len(results)} checks failed; to fix the first one: {failed[0].remedy}")

@@ -41,7 +41,9 @@ def explain_arrow_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
         reason = shorten(str(error), 200)
-        raise InputError(f"{path}: cannot be read as a Parquet or Arrow table ({reason}); create the file again") from error
+        raise InputError(
+            f"{path}: the file cannot be read as a Parquet or Arrow table ({reason}); create the file again"
+        ) from error
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def explain_unpackable_values(path: Path) -> Iterator[None]:
     except require_pyarrow().ArrowException as error:
         reason = shorten(str(error), 200)
         remedy = "cast the column to another type, or leave it out with --columns"
-        raise InputError(f"{path}: contains a column that cannot be packed ({reason}); {remedy}") from error
+        raise InputError(f"{path}: the table contains a column that cannot be packed ({reason}); {remedy}") from error
 
 
 def check_column_names(path: Path, schema: Any) -> Any:

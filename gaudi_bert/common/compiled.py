@@ -240,7 +240,7 @@ class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
         with contextlib.suppress(OSError):
             code = super().load_overload(signature, target)
         if code is None and not os.environ.get(QUIET):
-            _warn_once("compiling numeric kernels for this machine, which happens once and takes up to a minute")
+            _warn_once("compiling numeric kernels for this machine; this happens once and takes up to a minute")
         return code
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -257,7 +257,7 @@ class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
 def _warn_kernels_not_cached(reason: str) -> None:
     """Log a warning that compiled kernels cannot be saved, unless the same warning has been logged before."""
     _warn_once(
-        f"cannot save compiled kernels, so every start compiles them again: {reason}; "
+        f"cannot save compiled kernels, so they are compiled again at every start: {reason}; "
         "set NUMBA_CACHE_DIR to a writable folder"
     )
 

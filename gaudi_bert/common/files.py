@@ -85,7 +85,7 @@ def check_regular_file(path: Path | str) -> Path:
     except ValueError as error:  # also if the name cannot be encoded
         raise InputError(f"{short_repr(str(path))}: the path contains a NUL or a lone surrogate; correct it") from error
     if kind is not None:
-        raise InputError(f"{shorten(str(path), 300)}: is {kind}; pass a regular file")
+        raise InputError(f"{shorten(str(path), 300)}: the path is {kind}; pass a regular file")
     if not os.access(path, os.R_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return Path(path)
@@ -126,7 +126,7 @@ def read_text(path: Path | str) -> str:
         with explain_os_errors(Path(path), "read"), open(check_regular_file(path), encoding="utf-8") as handle:
             return handle.read()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+        raise InputError(f"{path}: the file is not valid UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
 def resolve_links(path: Path) -> Path:
@@ -169,7 +169,7 @@ def check_file_name(path: Path) -> None:
         InputError: The path has no file name, or it is a pipe, a device or a socket.
     """
     if path.name in ("", ".."):
-        raise InputError(f"{str(path)!r}: has no file name; pass the name of a file or folder to create")
+        raise InputError(f"{str(path)!r}: the path has no file name; pass the name of a file or folder to create")
     with explain_os_errors(path, "write"), suppress(FileNotFoundError):
         check_regular_file(path)
 
@@ -202,7 +202,7 @@ def store_url(location: str | Path) -> str:
     """
     match = _URL.fullmatch(str(location))
     if match is None:
-        raise InputError(f"{location}: is not the URL of an object store; pass a URL such as s3://bucket/prefix")
+        raise InputError(f"{location}: the location is not in an object store; pass a URL such as s3://bucket/prefix")
     scheme, rest = match[1], match[2].rstrip("/")
     if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
         raise InputError(
@@ -364,7 +364,9 @@ def write_text(path: Path, text: str) -> None:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
         around = short_repr(text[max(0, error.start - 10) : error.start + 11])
-        raise InputError(f"{path}: cannot contain the name {around}, which is not UTF-8; rename that file") from error
+        raise InputError(
+            f"{path}: cannot store the file name {around}, because it is not valid UTF-8; rename that file"
+        ) from error
     with atomic_file(path) as handle:
         handle.write(data)
 
@@ -389,7 +391,7 @@ def read_json(path: Path) -> Any:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else shorten(str(error), 160)
-        raise InputError(f"{path}: is not a JSON file ({reason}); create it again") from error
+        raise InputError(f"{path}: the file is not valid JSON ({reason}); create it again") from error
 
 
 # The size of a lock file in bytes. The file contains the name of the process that holds the lock, padded to this size. A new
@@ -421,7 +423,7 @@ def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator
         # A user's own file may have the name of the lock file and must not be overwritten, so check the content.
         content = os.pread(descriptor, _LOCK_BYTES + 1, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"no file"
         if len(content) > _LOCK_BYTES or not (content.startswith(b"process ") or content.isspace() or not content):
-            raise InputError(f"{lock_path}: has the name of a lock file, but contains something else; remove it")
+            raise InputError(f"{lock_path}: the file has the name of a lock file, but is not one; remove it")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:

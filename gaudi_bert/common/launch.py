@@ -253,8 +253,8 @@ def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
     step = _parse_variable("auto", variables, _SLURM_STEP, "a Slurm array") if _SLURM_STEP in variables else 1
     if step != 1 or last - first + 1 != count:
         raise InputError(
-            f"--shard auto: the {count} tasks of this array go from {first} to {last} in steps of {step}; use an array "
-            "without gaps, or pass K/N"
+            f"--shard auto: the {count} tasks of this job array are numbered {first} to {last} in steps of {step}; use "
+            "an array without gaps, or pass K/N"
         )
     if not first <= task <= last:
         raise InputError(f"--shard auto: {_SLURM_ID} is {task}, but the array goes from {first} to {last}; pass K/N")
@@ -275,7 +275,7 @@ def _parse_variable(shard: str, variables: Mapping[str, str], name: str, schedul
     """
     value = variables.get(name)
     if value is None:
-        raise InputError(f"--shard {shard}: {name} is not set, so this process does not belong to {scheduler}; pass K/N")
+        raise InputError(f"--shard {shard}: {name} is not set, so this process is not part of {scheduler}; pass K/N")
     if re.fullmatch(r"\d{1,9}", value, re.ASCII) is None:
         raise InputError(f"--shard {shard}: {name} is {value!r}, which is not an integer; pass K/N")
     return int(value)

@@ -157,7 +157,7 @@ def choose_worker_count(workers: int | None, items: int) -> int:
         InputError: `workers` is less than 1.
     """
     if workers is not None and workers < 1:
-        raise InputError(f"--workers {workers}: must be at least 1; leave it out to use all cores")
+        raise InputError(f"--workers {workers}: must be at least 1; omit the option to use all cores")
     return max(1, min(items, workers if workers is not None else count_usable_cores()))
 
 

@@ -82,7 +82,7 @@ def get_model_size_overrides(model: str) -> list[str]:
     kind = content.get("model_type", "bert") if isinstance(content, dict) else None
     if kind != "bert":
         raise InputError(
-            f"{model}: describes a model of type {kind}, but only a BERT can be trained on records; pass a packed table to "
+            f"{model}: the model type is {kind}, but only BERT models can be trained on records; pass a packed table to "
             "--data"
         )
     known = {key: content[key] for key in ModelSettings.model_fields if content.get(key) is not None}

@@ -368,7 +368,8 @@ def parse_yaml(text: str, source: str) -> Any:
     """
     if len(text) > _MAX_CHARACTERS:
         raise InputError(
-            f"{source}: contains {len(text):,} characters, but settings may have at most {_MAX_CHARACTERS:,}; shorten it"
+            f"{source}: the settings have {len(text):,} characters, but at most {_MAX_CHARACTERS:,} are allowed; shorten "
+            "them"
         )
     try:
         return _UniqueKeyLoader(text).get_single_data()
@@ -376,8 +377,8 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         reason = shorten(str(error.problem or error.context), 200)
-        raise InputError(f"{source}: {where}not valid YAML: {reason}; correct it") from error
+        raise InputError(f"{source}: {where}the settings are not valid YAML: {reason}; correct them") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # PyYAML raises a plain ValueError, not a YAMLError, for numbers and dates that are impossible.
         reason = "nested too deeply" if isinstance(error, RecursionError) else shorten(str(error), 240)
-        raise InputError(f"{source}: not a YAML file: {reason}; correct it") from error
+        raise InputError(f"{source}: the settings are not valid YAML: {reason}; correct them") from error

@@ -321,7 +321,7 @@ def _parse_json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentL
             ) from error
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise InputError(f"{path}: line {number}: the field `text` with a string is missing; fix or remove the line")
+            raise InputError(f"{path}: line {number}: the field `text` is missing or not a string; fix or remove the line")
         yield from ((number, part.strip()) for part in text.splitlines() if part.strip())
 
 

@@ -148,7 +148,7 @@ def _prepare_local_files(
     sections = run.select_part(corpus.sections)
     if run.part is not None and not sections:
         shard, all_sections = "/".join(map(str, run.part)), format_count(len(corpus.sections), "section")
-        run.reporter.say(f"shard {shard}: nothing to do, because the output has only {all_sections}")
+        run.reporter.say(f"shard {shard}: there is nothing to do, because the output has only {all_sections}")
     missing = output.find_missing_groups(sections)
     characters = sum(block.characters for section in missing for block in section.blocks)
     with run.reporter.task("prepare", characters, "characters") as task:
@@ -282,7 +282,7 @@ def _write_summary_if_complete(
         output.reporter.say(
             f"{format_path(output.folder)}: other shards must still write {len(missing)} of {len(corpus.sections)} sections"
         )
-        left = f"this part is finished; other parts still have to write {format_count(len(missing), 'section')}"
+        left = f"this part is finished; other parts must still write {format_count(len(missing), 'section')}"
         names = tuple(f"{section.split} {section.number}" for section in missing)
         return PlainResult([left], {"finished": False, "missing_sections": names})
     splits: dict[Split, PreparedSection] = {}

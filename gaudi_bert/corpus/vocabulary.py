@@ -103,7 +103,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         if token in first_line:
             first = first_line[token]
             raise InputError(
-                f"{path}: line {number}: token {token!r} is also on line {first}; rename the token on line {first}, for"
+                f"{path}: line {number}: token {token!r} is already on line {first}; rename the token on line {first}, for"
                 f" example to [unused-{first}] (removing the line would change the ids of all later tokens)"
             )
         first_line[token] = number

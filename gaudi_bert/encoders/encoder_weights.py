@@ -126,7 +126,7 @@ def read_encoder_config(file: Path) -> EncoderConfig:
     """
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise InputError(f"{file}: contains no model_type; pass the config.json of a transformers model")
+        raise InputError(f"{file}: the file contains no model_type; pass the config.json of a transformers model")
     _check_config_numbers(file, content)
     return EncoderConfig({name: content[name] for name in content if name not in {*_HEAD_KEYS, *_FILE_KEYS}})
 
@@ -372,7 +372,8 @@ def _check_no_duplicate_parameters(folder: Path) -> None:
             other = name.removesuffix(old) + new
             if other in names:
                 raise InputError(
-                    f"{folder}: {name} and {other} are two names of the same weight; remove one of them from the file"
+                    f"{folder}: {name} and {other} are two names for the same weight; remove one of them from "
+                    "the weight file"
                 )
 
 
@@ -426,5 +427,5 @@ def _check_loaded_weights(
     for name, weight in model.state_dict().items():
         if not bool(torch.isfinite(weight).all()):
             raise InputError(
-                f"{folder}: {name} contains NaN or infinite values; pass weights that were saved before they became invalid"
+                f"{folder}: {name} contains NaN or infinite values; pass an earlier checkpoint with finite weights"
             )

@@ -179,7 +179,7 @@ def check_packed_outputs(
         """Raise an InputError if packed and single sequences differ by more than is allowed."""
         if not difference <= bound:
             raise InputError(
-                f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
+                f"{type(model).__name__}: the model computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
                 f"({description} by {difference:.1e} of the largest output, but at most {bound:g} is allowed); "
                 f"{NO_PACKS_REMEDY}"
             )

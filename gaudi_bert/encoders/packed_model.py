@@ -310,7 +310,7 @@ class PackedModel:
         )
         if not difference <= bound:
             raise InputError(
-                f"{type(module).__name__}: the outputs of the head for packed and for single texts differ by "
+                f"{type(module).__name__}: the head's outputs for packed and single texts differ by "
                 f"{difference:.1e}, but at most {bound:.1e} is allowed; compute one text per row"
             )
         return difference
@@ -405,7 +405,9 @@ def describe_head(model: transformers.PreTrainedModel) -> HeadDescription:
         return HeadDescription(None, ())
     missing = [number for number in range(config.num_labels) if number not in config.id2label]
     if missing:
-        raise InputError(f"{name}: id2label does not name label {missing[0]}; name all {config.num_labels} labels")
+        raise InputError(
+            f"{name}: id2label has no name for label {missing[0]}; add names for all {config.num_labels} labels"
+        )
     labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
     usual = "regression" if len(labels) == 1 else "single_label_classification"
     kind: TaskKind = TASK_BY_PROBLEM_TYPE[config.problem_type or usual]
@@ -461,7 +463,7 @@ def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerif
         differences["gradient"] = _compare_gradients(model.base_model, pack_inputs, rows)
     except InputError as error:
         raise FailedError(f"{folder}: {error}") from error
-    say(f"verify-model:   in rows of up to {row_tokens:,} tokens and in training mode, sequences do not affect each other")
+    say(f"verify-model:   sequences do not affect each other in training mode, in rows of up to {row_tokens:,} tokens")
     for name, difference in differences.items():
         say(f"verify-model:   {name}: packed and single sequences differ by {difference:.1e} of the largest value")
     return FolderVerification(differences, len(rows), sum(len(row["seq_lens"]) for row in rows))

@@ -143,7 +143,7 @@ def temporary_evaluation_mode(model: transformers.PreTrainedModel) -> Iterator[N
         reason = str(error) if isinstance(error, InputError) else "the model fails on a few tokens"
         if getattr(model.config, "output_router_logits", False):
             reason += "; the load-balancing loss supports no packs: set model.config.output_router_logits = False"
-        raise InputError(f"{type(model).__name__}: the model cannot be tried: {reason}") from error
+        raise InputError(f"{type(model).__name__}: the model cannot be tested: {reason}") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -174,7 +174,7 @@ def choose_trial_length(config: transformers.PretrainedConfig, position_offset: 
     positions = find_max_positions(config)
     length = max_tokens if positions is None else min(max_tokens, positions - position_offset)
     if length < 16:
-        raise InputError(f"max_position_embeddings = {positions}; must be at least 16 so that packs can be tried")
+        raise InputError(f"max_position_embeddings = {positions}: must be at least 16 so that packs can be tested")
     return length
 
 

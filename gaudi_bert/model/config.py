@@ -133,7 +133,7 @@ class BertConfig:
         """
         kind = values.get("model_type", "bert")
         if kind != "bert":
-            raise InputError(f"model: model_type is {short_repr(kind)}, but only bert is supported; use a BERT")
+            raise InputError(f"model: model_type is {short_repr(kind)}, but only bert is supported; use a BERT model")
         positions = values.get("position_embedding_type", "absolute")
         if positions != "absolute":
             raise InputError(
@@ -148,7 +148,7 @@ class BertConfig:
 
 
 # If an encoder cannot process packs, the error message ends with this advice.
-NO_PACKS_REMEDY = "use rows of one sequence, or choose another model"
+NO_PACKS_REMEDY = "put a single sequence in each row, or choose another model"
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -
     for number, name in enumerate(labels):
         if numbers.setdefault(name, number) != number:
             raise InputError(
-                f"{source}: the labels {numbers[name]} and {number} are both called {short_repr(name)}, so their "
+                f"{source}: labels {numbers[name]} and {number} are both called {short_repr(name)}, so their "
                 "predictions cannot be told apart; rename one in id2label"
             )
     if has_exactly_one and len(labels) == 1:
@@ -232,6 +232,6 @@ def check_logit_count(packs: int, slots: int, vocabulary_size: int) -> None:
     logits = packs * slots * vocabulary_size
     if logits > _MAX_LOGITS:
         raise InputError(
-            f"batch: {packs} packs x {slots} slots x {vocabulary_size} words are {logits:,} logits, but int32 can index "
-            f"only {_MAX_LOGITS:,}; use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
+            f"batch: {packs} packs x {slots} slots x {vocabulary_size} words are {logits:,} logits, but the maximum "
+            f"is {_MAX_LOGITS:,}; use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
         )

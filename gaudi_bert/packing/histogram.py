@@ -48,7 +48,7 @@ class Histogram:
             if wrong >= 0:
                 raise InputError(
                     f"{name} contains {_format_entry(given, wrong)} for length {wrong + 1}; "
-                    "counts must be integers of at least 0"
+                    "counts must be non-negative integers"
                 )
             array = given.astype(np.int64)  # a copy
             if len(array) != self.max_sequence_length:
@@ -56,7 +56,7 @@ class Histogram:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if sum(int(n) * length for length, n in enumerate(self.counts, start=1) if n) > MAX_TOKENS:
-            raise InputError(f"the histogram contains more than {MAX_TOKENS} tokens; split the data")
+            raise InputError(f"the histogram contains more than {MAX_TOKENS} tokens; split the data into smaller parts")
 
     @property
     def sequences(self) -> int:

@@ -195,7 +195,7 @@ class _MasterProgram:
             if information.primal_solution_status != self._highs.SolutionStatus.kSolutionStatusFeasible:
                 return float("inf")
         elif status != self._highs.HighsModelStatus.kOptimal:
-            raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths; this is a defect")
+            raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths; this is a bug")
         return float(information.objective_function_value) * self._unit
 
     def get_dual_prices(self) -> FloatArray:

@@ -256,7 +256,7 @@ def pack_histogram(
     except InputError as error:
         raise ArgumentError(str(error)) from None
     if histogram.sequences == 0:
-        raise ArgumentError("counts contains no sequences; pass the number of sequences of length 1, 2, and so on")
+        raise ArgumentError("`counts` contains no sequences; pass the number of sequences of length 1, 2, and so on")
     packing = _pack_and_prove(histogram, depth, algorithm, seed, effort)
     return PackedHistogram(
         **_extract_packing_metrics(packing),

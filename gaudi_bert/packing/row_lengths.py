@@ -80,7 +80,7 @@ class RowLengths:
     def format_cost(self) -> str:
         """Format a line that compares the cost of these rows with that of a single row length and that of padded batches."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
-        beside = f"{one:.2f} times that of rows of one length, " if len(self.lengths) > 1 else ""
+        beside = f"{one:.2f} times that of rows of a single length and " if len(self.lengths) > 1 else ""
         lengths = join_with_and(f"{length:,}" for length in self.lengths)
         padded_text = f"{padded:.2f} times that of batches padded to their longest sequence"
         return f"rows of {lengths}: the estimated cost is {beside}{padded_text}"

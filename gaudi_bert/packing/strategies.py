@@ -63,7 +63,7 @@ def count_slots(strategy_counts: Mapping[Strategy, int], max_sequence_length: in
     slots = [0] * (max_sequence_length + 1)
     for strategy, count in strategy_counts.items():
         if strategy and not 1 <= min(strategy) <= max(strategy) <= max_sequence_length:
-            raise FailedError(f"strategy {strategy} contains a length outside 1 .. {max_sequence_length}; this is a defect")
+            raise FailedError(f"strategy {strategy} contains a length outside 1 to {max_sequence_length}; this is a bug")
         for length in strategy:
             slots[length] += int(count)
     return np.asarray(slots[1:], dtype=np.int64)
@@ -96,14 +96,16 @@ def check_packing(
             problem = f"contains {sum(strategy)} tokens, more than {histogram.max_sequence_length}"
         elif masked_slots is not None and sum(map(histogram.max_masked_positions, strategy)) > masked_slots:
             masked = sum(map(histogram.max_masked_positions, strategy))
-            problem = f"may contain {masked} masked positions, more than the {masked_slots} slots"
+            problem = f"may contain {masked} masked positions, more than the {masked_slots} masked slots of a pack"
         if problem is not None:
-            raise FailedError(f"strategy {strategy} {problem}; this is a defect of the packing algorithm")
+            raise FailedError(f"strategy {strategy} {problem}; this is a bug in the packing algorithm")
     difference = count_slots(strategy_counts, histogram.max_sequence_length) - histogram.counts
     if difference.any():
         length = int(np.flatnonzero(difference)[0]) + 1
         slots, sequences = difference[length - 1] + histogram.counts[length - 1], histogram.counts[length - 1]
-        raise FailedError(f"length {length} has {slots} slots for {sequences} sequences; this is a defect of the algorithm")
+        raise FailedError(
+            f"length {length} has {slots} slots for {sequences} sequences; this is a bug in the packing algorithm"
+        )
 
 
 def drop_surplus_slots(
@@ -314,9 +316,7 @@ class Packing(PackingMetrics):
     def __post_init__(self) -> None:
         check_packing(self.strategy_counts, self.histogram, self.depth, self.masked_slots)
         if self.packs < self.lower_bound:
-            raise FailedError(
-                f"there are {self.packs} packs, fewer than the lower bound {self.lower_bound}; this is a defect"
-            )
+            raise FailedError(f"there are {self.packs} packs, fewer than the lower bound, {self.lower_bound}; this is a bug")
 
     @property
     def depth_used(self) -> int:

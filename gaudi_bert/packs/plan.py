@@ -60,7 +60,7 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
             with exclusive_lock(path, str(out), wait=True):
                 finished = begin_artefact(path, path, signature, run.overwrite)
         if finished:
-            run.reporter.say(f"{format_location(out)}: the plan exists already, so there is nothing to do")
+            run.reporter.say(f"{format_location(out)}: the plan already exists, so there is nothing to do")
             return StageOutput(Plan.read(path).totals, seconds=0.0, skipped=True)
         groups = _divide_files_into_groups(counted, settings, run.reporter)
         content = _build_plan(counted, histogram_sha256, groups, _pack_groups(counted, groups, settings, run), settings)

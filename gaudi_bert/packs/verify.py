@@ -173,9 +173,9 @@ def check_inputs_unchanged(
     known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, current_files))
     for name in [*now, *known]:
         if now.get(name) != known.get(name):
-            problem = "has changed since it was packed" if name in known else "was not there when the folder was packed"
+            problem = "has changed since it was packed" if name in known else "did not exist when the folder was packed"
             if name not in now:
-                problem = "was packed but is missing now"
+                problem = "was packed but is now missing"
             raise FailedError(f"{packed_folder}: input file {name} {problem}; {remedy}")
 
 
@@ -251,8 +251,8 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
     is_writable = is_mirrored(folder.path) or os.access(folder.json_folder, os.W_OK)
     if not is_writable and not run.does_all_parts:
         raise InputError(
-            f"{folder.path}: the folder is read-only, but the sums of a part are stored in it; verify the complete "
-            "folder, without --shard"
+            f"{folder.path}: the folder is read-only, but --shard must store its results in it; verify the complete "
+            "folder without --shard"
         )
     folder.check_file_list()
     parts = find_complete_parts(path, list_names(path.parent)) if run.finish else []
@@ -288,7 +288,7 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
         remove_files(*parts)
     else:
         run.reporter.say(
-            f"{format_path(folder.path)}: the folder is read-only, so the result of the verification is not stored in it"
+            f"{format_path(folder.path)}: the folder is read-only, so the result of the verification is not stored there"
         )
     return StageOutput(proof)
 
@@ -341,9 +341,10 @@ def _combine_part_verifications(
     packs_sha256 = folder.metadata.compute_packs_sha256()
     outdated = [path for path, proof in zip(part_paths, proofs, strict=True) if proof.packs_sha256 != packs_sha256]
     if outdated or sum(proof.groups for proof in proofs) != len(folder.group_numbers):
-        problem = f"{outdated[0].name} is the verification of other packs" if outdated else "some parts are not verified yet"
+        problem = f"{outdated[0].name} belongs to other packs" if outdated else "some parts are not verified yet"
         raise FailedError(
-            f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K, and then --finish again"
+            f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K, and then "
+            "`gaudi-bert verify --finish`"
         )
     added = {
         key: sum(getattr(proof, key) for proof in proofs)
@@ -415,5 +416,5 @@ def check_lower_bound(
         )
     if not claimed_bound <= min(proven, packs):
         raise FailedError(
-            f"{path}: lower_bound is {claimed_bound}, but only a bound of {proven} packs can be proven; {remedy}"
+            f"{path}: lower_bound is {claimed_bound}, but only a lower bound of {proven} packs can be proven; {remedy}"
         )

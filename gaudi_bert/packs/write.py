@@ -183,8 +183,8 @@ def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutp
         sums.add_group(manifest, crc32c(read_file(output.summary_path(number))))
     if missing:
         raise FailedError(
-            f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of which"
-            f" is group {min(missing)}; write them with `{job.command}` (without --finish), and then finish again"
+            f"{output.folder}: {len(missing)} of {len(numbers)} groups have not been packed yet"
+            f" (the first is group {min(missing)}); run `{job.command}` without --finish, and then with --finish again"
         )
     if not sums.packs:  # `build_metadata` rejects this input, and a corrected input cannot use the groups that were written
         output.remove_files()

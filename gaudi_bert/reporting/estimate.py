@@ -152,7 +152,7 @@ def parse_depth(depth: str | int) -> str | int:
     if text == "max":
         return text
     if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--depths: {text!r} is not a depth; pass integers from 1 or `max`, separated by commas")
+        raise InputError(f"--depths: {text!r} is not a depth; pass positive integers or `max`, separated by commas")
     return int(text)
 
 
@@ -264,7 +264,7 @@ def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -
     if max_sequence_length is not None and longest > max_sequence_length:
         raise InputError(
             f"--max-sequence-length {max_sequence_length:,}: sequence {int(np.argmax(lengths)) + 1:,} has {longest:,} "
-            "tokens; raise the option"
+            "tokens; increase the value"
         )
     return count_lengths(lengths, max_sequence_length or longest)
 
@@ -316,10 +316,10 @@ def _read_lengths(path: Path) -> IntArray:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f"{path}: is not a list of lengths ({shorten(str(error))}); write one integer per sequence"
+            f"{path}: the file is not a list of lengths ({shorten(str(error))}); write one integer per sequence"
         ) from error
     if values.ndim != 1 or not values.size:
-        raise InputError(f"{path}: contains an array of shape {list(values.shape)}; write one integer per sequence")
+        raise InputError(f"{path}: the file contains an array of shape {list(values.shape)}; write one integer per sequence")
     wrong = find_non_integer(values, 1, MAX_ROW_LENGTH)
     if wrong >= 0:
         raise InputError(
@@ -346,12 +346,12 @@ def _read_csv_lengths(path: Path) -> AnyArray:
         known = [name for name in _LENGTH_COLUMNS if name in names]
         if not known:
             raise InputError(
-                f"{path}: none of the columns {', '.join(header)} is known to contain lengths; rename the column of lengths "
+                f"{path}: cannot tell which of the columns {', '.join(header)} contains the lengths; rename that column "
                 "to `length`"
             )
         column = names.index(known[0])
     elif rows and len(rows[0]) > 1:
-        raise InputError(f"{path}: contains {len(rows[0])} columns without a header; keep only the column of lengths")
+        raise InputError(f"{path}: the file has {len(rows[0])} columns but no header; keep only the column with the lengths")
     return _parse_integers([row[column].strip() if column < len(row) else "" for row in rows[bool(header) :]])
 
 

@@ -319,7 +319,7 @@ def get_picture_format(path: Path) -> str:
     """
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in ("png", "svg"):
-        raise InputError(f"{path}: pictures can only be written as .png or .svg; change the file name")
+        raise InputError(f"{path}: pictures can only be saved as .png or .svg; change the file name")
     return suffix
 
 

@@ -181,7 +181,7 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     sources = {key: (path, read_file) for key, (path, read_file) in _list_input_files(workdir).items() if path.exists()}
     if not sources.keys() & set(_SUFFICIENT_INPUTS):
         raise InputError(
-            f"{workdir}: contains none of the files that a report needs "
+            f"{workdir}: the folder contains none of the files that a report needs "
             f"({', '.join(INPUT_NAMES[key] for key in _SUFFICIENT_INPUTS)}); run the pipeline first"
         )
     contents = dict.fromkeys(INPUT_NAMES) | {key: read_file(path) for key, (path, read_file) in sources.items()}
@@ -192,12 +192,12 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     histogram, plan = inputs.histogram, workdir / INPUT_NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
         raise InputError(
-            f"{plan.parent}: the histogram contains no sequences; create it again from records that contain some"
+            f"{plan.parent}: the histogram contains no sequences; create it again from records with at least one sequence"
         )
     largest = max((sum(strategy) for strategy in inputs.strategy_counts or {}), default=0)
     if histogram is not None and largest > histogram.max_sequence_length:
         raise InputError(
-            f"{plan}: contains a pack of {largest} tokens, but the histogram is for packs of "
+            f"{plan}: the plan contains a pack of {largest} tokens, but the histogram is for packs of "
             f"{histogram.max_sequence_length}; create the plan again"
         )
     return inputs
@@ -306,7 +306,10 @@ def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Ca
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
         return []
-    note = f"packed to padded sequences per second, {format_percent(speedup / packing_factor, 0)} of the packing factor"
+    note = (
+        "ratio of packed to padded sequences per second, "
+        f"{format_percent(speedup / packing_factor, 0)} of the packing factor"
+    )
     plan = inputs.plan
     if speedup < packing_factor and plan is not None and plan.masked_slots:
         note += f"; a pack has {plan.masked_slots} masked slots, but a padded row only {plan.max_predictions}"

@@ -85,12 +85,12 @@ def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is not a valid JSON file"),
+        (b"", "the file is not valid JSON"),
         (b"[" * 100_000, "recursion limit"),
         (b'{"sequences": "' + b"9" * 3_000_000 + b'"}', "`sequences` is '99"),
         (b'{"sequences": true}', "`sequences` is True"),
         (b'{"sequences": NaN}', "`sequences` is nan"),
-        (b'{"fingerprint": "\\ud800"}', "is not a valid JSON file"),
+        (b'{"fingerprint": "\\ud800"}', "the file is not valid JSON"),
         (b"[]", "`the content` is "),
     ],
 )

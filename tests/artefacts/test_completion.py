@@ -40,7 +40,9 @@ def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Pa
     plan = tmp_path / "plan.json"
     begin_artefact(plan, plan, OLD)
     plan.write_text("{}")
-    with pytest.raises(InputError, match=r"plan.json: was .* other settings \(settings.depth: 3 in the file, 4 now\)"):
+    with pytest.raises(
+        InputError, match=r"plan.json: the output was .* other settings \(settings.depth: 3 in the file, 4 now\)"
+    ):
         begin_artefact(plan, plan, NEW)
     assert plan.exists()
     assert not begin_artefact(plan, plan, NEW, overwrite=True)

@@ -126,7 +126,7 @@ def test_missing_credentials_are_said_at_once(s3: S3Server, monkeypatch: pytest.
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(FailedError, match="found no credentials"):
+    with pytest.raises(FailedError, match="no credentials were found"):
         ObjectStore(quick(s3.endpoint, timeout_seconds=7), sleep=pytest.fail).write("s3://bucket/x", b"x")
 
 

@@ -14,7 +14,9 @@ from tests.builders.reporters import a_run
 def test_a_part_of_the_groups_says_what_they_hold_and_is_not_all() -> None:
     part = build_part_result(2, 0, SimpleNamespace(sequences=1, packs=3, tokens=9))
     assert to_json({"a": [part]})["a"][0] == {"groups": 2, "groups_written": 0, "sequences": 1, "packs": 3, "tokens": 9}
-    assert part.format_lines()[0].startswith("2 groups: 1 sequence in 3 packs (exists already, nothing to do); run --finish")
+    assert part.format_lines()[0].startswith(
+        "2 groups: 1 sequence in 3 packs (exists already, nothing to do); when all parts are done"
+    )
     with pytest.raises(InputError, match="omit --shard"):
         require_complete(part)
     whole = StageOutput(part, seconds=1.5)

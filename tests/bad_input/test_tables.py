@@ -91,7 +91,9 @@ def test_offsets_that_lead_out_of_the_file(
 ) -> None:
     write(tmp_path / "rows.arrow", ROWS)
     damage(tmp_path / "rows.arrow", offsets, other)
-    with pytest.raises(InputError, match=r"rows[.]arrow: cannot be read as a Parquet or Arrow .*create the file again"):
+    with pytest.raises(
+        InputError, match=r"rows[.]arrow: the file cannot be read as a Parquet or Arrow .*create the file again"
+    ):
         packed(tmp_path / "rows.arrow", tmp_path / "out")
     assert not list(tmp_path.glob("out/*.*"))
 

@@ -48,7 +48,7 @@ NOTHING = "the path does not exist, and no file matches it as a pattern; check t
 TUNE = "finetune --task classification --data"
 WRONG_TURNS = {
     "pack nowhere/ --out packed/": f"nowhere/: {NOTHING}",
-    "pack ids.jsonl --out packed/": "ids.jsonl: the number of slots in a pack is unknown; pass it, for example",
+    "pack ids.jsonl --out packed/": "ids.jsonl: the pack size is unknown; pass it, for example",
     "pack ids.jsonl --out packed/ --row-lengths 512,128": "--row-lengths 512,128: must be auto, or 1 to 3 ",
     "pack rows.jsonl --out packed/ --max-sequence-length 8": "rows.jsonl: has no column input_ids (it has comment, mood)",
     "train --data my-tfrecords --out run --model my-model": FOLDER_MODEL,

@@ -115,7 +115,7 @@ def test_tables_that_do_not_go_together(tmp_path: Path) -> None:
     pack = ("pack", tmp_path, "--out", tmp_path / "out", *PACK)
     assert "b.parquet: column input_ids has type list<element: int16>, but list<ele" in refusal(*pack)
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
-    assert "b.parquet: cannot be read as a Parquet or Arrow table" in refusal(*pack)
+    assert "b.parquet: the file cannot be read as a Parquet or Arrow table" in refusal(*pack)
     assert not (tmp_path / "out").exists()
 
 

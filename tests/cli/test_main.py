@@ -57,7 +57,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
         "work folder: work/mine",
         "to do here: prepare, histogram",
         f"MISSING: prepare.text = absent/*.txt: {tmp_path}/absent/*.txt does not exist",
-        "settings that are not the defaults: name = mine, prepare.text = ['absent/*.txt'], packing.depth = 7",
+        "settings that differ from the defaults: name = mine, prepare.text = ['absent/*.txt'], packing.depth = 7",
         "every setting: --verbose",
     ]
     made = tmp_path / "work" / "mine" / "examples" / "examples.json"

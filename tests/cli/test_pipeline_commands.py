@@ -26,12 +26,12 @@ def _no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_init_writes_a_file_that_runs_and_replaces_none() -> None:
     assert succeed("init", "wiki").stdout.splitlines() == [
-        "Wrote wiki.yaml; its first lines say what to change",
+        "Wrote wiki.yaml; its first lines explain what to change",
         "Next: gaudi-bert run wiki.yaml --dry-run",
     ]
     assert load_pipeline_settings(Path("wiki.yaml"), None).name == "wiki"
     assert "to do here: prepare, histogram, plan, write, verify, train" in succeed("run", "wiki.yaml", "--dry-run").stdout
-    assert refusal("init", "wiki").startswith("wiki.yaml: already exists; ")
+    assert refusal("init", "wiki").startswith("wiki.yaml: the file already exists; ")
     assert refusal("init", "My Wiki").startswith("My Wiki: must be at most 42 ")
     assert [path.name for path in Path().iterdir()] == ["wiki.yaml"]
     succeed("init", "retrieval")
@@ -65,7 +65,7 @@ def test_quiet_is_taken_before_and_after_the_command(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("one two\n\nthree four five\n")
     for number, command in enumerate((("-q", "init"), ("init", "-q"), ("init", "--quiet"))):
         done = run_command(*command, f"name-{number}")
-        assert (done.stdout, done.stderr) == (f"Wrote name-{number}.yaml; its first lines say what to change\n", "")
+        assert (done.stdout, done.stderr) == (f"Wrote name-{number}.yaml; its first lines explain what to change\n", "")
 
 
 # --- clusters and machines

@@ -96,7 +96,7 @@ def test_json_refuses_what_json_cannot_hold(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("content", "problem"), [(b"", "a JSON file"), (b"[" * 9999, "too deeply"), (b"\xff", "byte 0")])
+@pytest.mark.parametrize(("content", "problem"), [(b"", "not valid JSON"), (b"[" * 9999, "too deeply"), (b"\xff", "byte 0")])
 def test_what_is_not_json_is_refused_with_its_name(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(InputError, match=rf"a\.json: .*{problem}"):
@@ -194,7 +194,7 @@ def test_what_has_no_end_is_no_file(tmp_path: Path, kind: str) -> None:
         os.mkfifo(tmp_path / "pipe")
         path.symlink_to("pipe")
     for read in (open_file, read_file, read_text, read_json, check_regular_file):
-        with pytest.raises(InputError, match=rf"^{path}: is a {kind.split()[-1]}; "):
+        with pytest.raises(InputError, match=rf"^{path}: the path is a {kind.split()[-1]}; "):
             read(path)
     with pytest.raises(InputError, match="is a"):
         write_text(path, "x")
@@ -215,7 +215,7 @@ def test_what_is_no_path_is_named(tmp_path: Path, name: str) -> None:
         read_json(tmp_path / name)
     with pytest.raises(InputError, match="the path contains"):
         write_text(tmp_path / name, "x")
-    with pytest.raises(InputError, match=r"the name .*b\\udcff\.jsonl.*, which is not UTF-8"):
+    with pytest.raises(InputError, match=r"the file name .*b\\udcff\.jsonl.*, because it is not valid UTF-8"):
         write_text(tmp_path / "x", '{"inputs": {"b\udcff.jsonl": "57"}}')
 
 

@@ -80,7 +80,7 @@ def test_what_is_refused_says_what_is_right(override: str, said: str) -> None:
     ("text", "said"),
     [
         ("- a\n- b\n", "key: value"),
-        ("a: [1\n", "line 2, column 1: not valid YAML"),
+        ("a: [1\n", "line 2, column 1: the settings are not valid YAML"),
         ("packing: 3\n", "packing"),
         ("images: {tag: 9.9}", "`images.tag` = 9.9: .*put it in quotes"),
         (None, "check the path"),
@@ -240,11 +240,11 @@ def test_aliases_of_aliases_take_no_time() -> None:
     ("text", "reason"),
     [
         ("[" * 100_000 + "]" * 100_000, "nested too deep"),
-        ("a: " + "9" * 6_000, "not a YAML file"),
+        ("a: " + "9" * 6_000, "the settings are not valid YAML"),
         ("a: 2020-13-45", "month must be in 1..12"),
         ("packing: {depth: 3}\nname: x\npacking: {depth: 4}", "`packing` .*lines 1 and 3"),
         ("x" * 300_000, "300,000 characters.* 262,144"),
-        ("a: !!python/object:os.system x", "line 1, column 4: not valid YAML"),
+        ("a: !!python/object:os.system x", "line 1, column 4: the settings are not valid YAML"),
     ],
 )
 def test_what_takes_for_ever_or_cannot_be_is_refused_in_a_line(text: str, reason: str) -> None:

@@ -43,7 +43,7 @@ def test_bad_vocabularies(tmp_path: Path) -> None:
         path = write(tmp_path / "vocab.txt", *(token for token in SPECIAL_TOKENS if token != missing), "the")
         with pytest.raises(InputError, match=rf"the vocabulary lacks {re.escape(missing)}"):
             read_vocabulary(path)
-    with pytest.raises(InputError, match=r"line 7: token 'a' is also on line 6"):
+    with pytest.raises(InputError, match=r"line 7: token 'a' is already on line 6"):
         read_vocabulary(write(tmp_path / "twice", *SPECIAL_TOKENS, "a", "a"))
     (tmp_path / "binary").write_bytes(b"[PAD]\n\xff")
     with pytest.raises(InputError, match="not UTF-8 at byte 6"):

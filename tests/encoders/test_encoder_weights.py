@@ -81,7 +81,7 @@ def test_two_tensors_for_one_parameter_are_refused(changed: Callable[..., Path])
     for old, new in (("gamma", "weight"), ("beta", "bias")):
         folder = changed(lambda tensors, old=old: tensors.update({f"{name}.{old}": torch.ones(32)}))
         with pytest.raises(
-            InputError, match=f"m: {name}.{old} and {name}.{new} are two names of the same weight; remove one"
+            InputError, match=f"m: {name}.{old} and {name}.{new} are two names for the same weight; remove one"
         ):
             opened(folder)
 

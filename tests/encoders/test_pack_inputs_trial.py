@@ -68,7 +68,7 @@ def test_fresh_weights_in_which_tokens_hardly_move_one_another_are_no_obstacle(s
 def test_what_no_mask_is_right_for_is_refused(kind: str, head: str) -> None:
     verdict = verdict_on(kind, head)
     assert verdict.startswith("refused: ")
-    assert "rows of one sequence" in verdict
+    assert "a single sequence in each row" in verdict
     assert "\n" not in verdict
 
 
@@ -113,7 +113,7 @@ def test_a_model_that_its_copy_does_not_speak_for_is_refused() -> None:
         return inputs, {name: value + 1 if name == "position_ids" else value for name, value in named.items()}
 
     model.register_forward_pre_hook(later, with_kwargs=True)
-    with pytest.raises(InputError, match="BertModel: computes wrong outputs for packs of 144 tokens"):
+    with pytest.raises(InputError, match="BertModel: the model computes wrong outputs for packs of 144 tokens"):
         PackCollator("transformers-5", model)
 
 
@@ -284,7 +284,7 @@ def changed(name: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["far", "separators", "training", "statistics"])
 def test_what_only_long_rows_special_tokens_or_training_show_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="rows of one sequence") as caught:
+    with pytest.raises(InputError, match="a single sequence in each row") as caught:
         PackCollator("transformers-5", changed(name))
     assert "\n" not in str(caught.value)
 
@@ -306,7 +306,7 @@ def test_the_encoder_tries_rows_as_long_as_it_computes() -> None:
     torch.manual_seed(7)
     encoder = PackedEncoder(changed("farther", max_position_embeddings=1024), TOKENIZER)
     assert encoder.embed(TEXTS[:3]).shape == (3, WIDTH)
-    with pytest.raises(InputError, match="BertModel: computes wrong outputs for packs of 1024 tokens"):
+    with pytest.raises(InputError, match="BertModel: the model computes wrong outputs for packs of 1024 tokens"):
         encoder.embed([" ".join(TEXTS)])
 
 

@@ -32,7 +32,7 @@ class Convolution(torch.nn.Conv1d):
 
 
 READS_ALL = {"classifier_pooling": "mean"}  # of a ModernBERT: its head of texts reads all tokens of each
-MIXES = "BertForTokenClassification: (computes wrong outputs for packs of 144|the outputs of the head for packed)"
+MIXES = "BertForTokenClassification: (the model computes wrong outputs for packs of 144|the head's outputs for packed)"
 USES = {
     "collator": lambda model: PackCollator("transformers-5", model),
     "encoder": lambda model: PackedEncoder(model, TOKENIZER),

@@ -28,7 +28,7 @@ from tests.builders.properties import examples
         (3, [1, -2, 0], "counts .*-2 .*length 2"),
         (3, [True, 2, 0], "counts .*True .*length 1"),
         (2, np.ma.array([1, 2], mask=[True, False]), r"counts\[0\] is masked"),
-        (3, [1, 2**63, 0], "for length 2; counts must be integers of at least 0"),
+        (3, [1, 2**63, 0], "for length 2; counts must be non-negative integers"),
         (2, [2**61, 2**61], "tokens"),
         (2, np.ones((2, 1), int), r"\(2, 1\)"),
         (0, [], "max_sequence_length = 0"),

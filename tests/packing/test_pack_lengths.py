@@ -137,7 +137,7 @@ def test_a_histogram_has_the_figures_of_its_lengths(counts: list[int], depth: in
     [
         (lambda: pack_histogram([1, 2], depth=0), "depth = 0"),
         (lambda: pack_lengths([1, 2], 3, effort="none"), "but is 'none'"),
-        (lambda: pack_histogram([0, 0]), r"counts contains no sequences"),
+        (lambda: pack_histogram([0, 0]), r"`counts` contains no sequences"),
         (lambda: pack_histogram([0, 0, 1], 2), r"max_sequence_length .*\b2\b"),
         (lambda: pack_lengths([1], 1).shard(2, 2), "rank = 2"),
         (lambda: pack_lengths([1], 1).shard(0, 0), "size = 0"),

@@ -35,8 +35,8 @@ PACKING = {(2, 5): 2, (2, 3): 1, (8,): 1}
         ({(2, 3): 0}, 2, None, "is used 0 times"),
         ({}, 1, None, "2 sequences.*depth 1"),
         ({(3, 8): 1}, 2, None, "11 tokens.* 8"),
-        ({(0, 8): 1}, 2, None, "outside 1 .. 8"),
-        ({}, 2, 2, "3 masked .*2 slots"),
+        ({(0, 8): 1}, 2, None, "outside 1 to 8"),
+        ({}, 2, 2, "3 masked .*2 masked slots"),
     ],
 )
 def test_what_is_no_packing_is_found(change: dict, depth: int, masked_slots: int | None, message: str) -> None:

@@ -124,10 +124,10 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
             "max_sequence_length = 65: .*3 and 64",
         ),
         (lambda: encoder_of().embed(["a"], pooling="first"), "pooling = 'first': .*cls"),
-        (lambda: encoder_of(CLASSES, id2label={0: "a", 1: "a"}), "the labels 0 and 1 are both called 'a'"),
+        (lambda: encoder_of(CLASSES, id2label={0: "a", 1: "a"}), "labels 0 and 1 are both called 'a'"),
         (
             lambda: encoder_of(CLASSES, id2label={0: "a", 2: "c"}),
-            "id2label does not name label 1; name all 2 labels",
+            "id2label has no name for label 1; add names for all 2 labels",
         ),
         (lambda: encoder_of().predict(["a"]), "RobertaModel: .*AutoModelForSequenceClassification"),
         (lambda: encoder_of().embed(["a", 3]), r"texts\[1\]: .*int"),

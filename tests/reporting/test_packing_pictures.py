@@ -90,7 +90,7 @@ def test_the_picture_of_slots_names_the_rows_and_the_share_of_real_tokens() -> N
 def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) -> None:
     for figure in (pictures.draw_histogram([0, 0, 0], 0, 0, [0, 0, 0]), pictures.draw_strategy_counts({}, 8)):
         assert pictures.encode_picture(figure, "png").startswith(b"\x89PNG")
-    with pytest.raises(InputError, match=r"can only be written as \.png or \.svg"):
+    with pytest.raises(InputError, match=r"can only be saved as \.png or \.svg"):
         pictures.save_picture(FIGURES["mixture"](), tmp_path / "x.pdf")
 
 

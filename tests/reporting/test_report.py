@@ -139,7 +139,7 @@ EMPTY_METADATA = json.dumps({**contents()["packed/train/metadata.json"], "histog
     ("name", "content", "named"),
     [
         ("plan.json", '{"groups": 5}', r"plan\.json"),
-        ("packed/train/metadata.json", NARROW_METADATA, r"plan\.json: contains a pack of 13 tokens"),
+        ("packed/train/metadata.json", NARROW_METADATA, r"plan\.json: the plan contains a pack of 13 tokens"),
         ("packed/train/metadata.json", EMPTY_METADATA, "no sequence"),
         ("packed/train/verification.json", "{}", r"verification\.json"),
         ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: line 1"),

@@ -313,7 +313,7 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             "--data packed --model list.json",
-            "list.json: contains no model_type; pass the config.json of a .*",
+            "list.json: the file contains no model_type; pass the config.json of a .*",
         ),
         ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
         (

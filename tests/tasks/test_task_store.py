@@ -66,7 +66,9 @@ def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: 
     assert found.keys() == {"there.jsonl", "there.jsonl.settings.json"}
     assert found["there.jsonl"] == (tmp_path / "here.jsonl").read_bytes()
     assert predict(*there, **common).skipped
-    with pytest.raises(InputError, match=r"s3://bucket/tasks/answers/there.jsonl: was written with other settings"):
+    with pytest.raises(
+        InputError, match=r"s3://bucket/tasks/answers/there.jsonl: the output was written with other settings"
+    ):
         predict(*there[:3], PredictOptions(max_sequence_length=31), {}, **common)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/classification-evaluation.jsonl: the URL is also the input"):
         predict(*there[:2], there[1], options, {}, **common)

@@ -153,7 +153,7 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
         "its prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
         "the prices prove only 0 packs": {"bound_prices": [0] * 29},
         "prices must be": {"bound_prices": [2**62] * 29},
-        "expected 29 prices, found 28": {"bound_prices": group["bound_prices"][1:]},
+        "`bound_prices` must have 29 values, but has 28": {"bound_prices": group["bound_prices"][1:]},
     }
     for reason, of_group in changes.items():
 

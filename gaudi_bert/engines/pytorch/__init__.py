@@ -66,7 +66,7 @@ def describe_overridden_variables() -> tuple[str, ...]:
         if present is None:
             notes.append(f"note: {name} was not set when torch was imported; set it to {value} before importing torch")
         elif present != value:
-            notes.append(f"note: the environment sets {name}={present}, which is kept (the default is {value})")
+            notes.append(f"note: the environment sets {name}={present}, which replaces the default, {value}")
     return tuple(notes)
 
 

@@ -96,7 +96,7 @@ class TorchEncoder(TorchModel):
                 next(getattr(self.module, name) for name in names if hasattr(self.module, name))({"use_reentrant": False})
             except ValueError as error:
                 raise InputError(
-                    f"recompute = true: {type(self.module).__name__} cannot compute its layers twice; set it to false"
+                    f"recompute = true: {type(self.module).__name__} cannot recompute its layers; set it to false"
                 ) from error
         self._compute: Callable[[Tensors], Tensor] = self._run_encoder_and_head
         if compiler is not None:

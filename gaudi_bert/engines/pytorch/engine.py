@@ -73,7 +73,7 @@ def build_model(
 
 _MAY_DIFFER = "note: a resumed run may differ in rounding"
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants from malloc.h of glibc
-_GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch of the driver's release"
+_GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch for the driver's release"
 
 
 def _select_device_kind(settings: LoopSettings) -> DeviceKind:

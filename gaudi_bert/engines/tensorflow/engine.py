@@ -136,11 +136,11 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
         habana.load_habana_module()
     except (RuntimeError, OSError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())
-        return f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that a card is visible", ()
+        return f"load_habana_module() failed ({reason}); check with hl-smi that the driver works and a card is visible", ()
     if not tf.config.list_physical_devices("HPU"):
         return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process uses it", ()
     return None, tuple(
-        f"note: the environment sets {name}={present[name]}, which is kept (the default is {value})"
+        f"note: the environment sets {name}={present[name]}, which replaces the default, {value}"
         for name, value in variables.items()
         if present[name] != value
     )
@@ -201,9 +201,8 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
         hvd = importlib.import_module("horovod.tensorflow")
     except ImportError as error:
         raise InputError(
-            f"{process_name}: several processes require Horovod, which is not installed ({error}); on CPUs run `make "
-            "setup-horovod`, on Gaudi use the training image, which contains habana-horovod, or start one process without a "
-            "launcher"
+            f"{process_name}: several processes require Horovod, which is not installed ({error}); run `make "
+            "setup-horovod` on CPUs, or use the training image on Gaudi"
         ) from error
     try:
         hvd.init()
@@ -214,7 +213,7 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
         ) from error
     if (rank, size) != (launch.rank, launch.size):
         raise InputError(
-            f"{process_name}: Horovod reports rank {rank} of {size}; Horovod was probably built without MPI; "
+            f"{process_name}: Horovod reports rank {rank} of {size}, probably because it was built without MPI; "
             "start the processes with `horovodrun --gloo`, or build Horovod with MPI"
         )
     # All processes must have the same facts. Comparing them requires a sum over processes on the device, which is opened

@@ -433,7 +433,7 @@ def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
         ) from error
     if not values:
         raise InputError(
-            f"{prefix}: the checkpoint contains no variable whose name begins with bert/; pass a checkpoint of "
+            f"{prefix}: the checkpoint contains no variable whose name begins with bert/; pass a checkpoint from "
             "google-research/bert"
         )
     return values

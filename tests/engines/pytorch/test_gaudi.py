@@ -166,7 +166,7 @@ def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does_by_the_vendo
     asked = ("gaudi_fused_attention=true", "compile=false")
     command = train_command(tmp_path / "hpu" / "run", "device=auto", *asked)
     done = run(folder, tmp_path / "hpu", command, PT_HPU_LAZY_MODE="1", **by_name)
-    assert "note: the environment sets PT_HPU_LAZY_MODE=1, which is kept (the default is 0)" in done.stderr
+    assert "note: the environment sets PT_HPU_LAZY_MODE=1, which replaces the default, 0" in done.stderr
     run(folder, tmp_path / "cpu", train_command(tmp_path / "cpu" / "run", "device=cpu", *asked), **by_name)
     assert calls_of(tmp_path / "cpu") == []
     (events,) = calls_of(tmp_path / "hpu")

@@ -83,7 +83,7 @@ def test_every_model_is_traced_as_one_graph(name: str, recompute: bool, monkeypa
 
 def test_a_model_that_cannot_compute_its_layers_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.RobertaPreTrainedModel, "supports_gradient_checkpointing", False)
-    with pytest.raises(InputError, match=r"recompute = true: Roberta\w+ cannot compute its layers twice; set it to false"):
+    with pytest.raises(InputError, match=r"recompute = true: Roberta\w+ cannot recompute its layers; set it to false"):
         after_updates("roberta", 0.0, recompute=True)
 
 
