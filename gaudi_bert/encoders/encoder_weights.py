@@ -312,8 +312,8 @@ def _read_model_and_missing_names(
 
 
 def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
-    """Raise an InputError if a config contains an impossibly large number. Otherwise `transformers` may build lists of this
-    length and run out of memory.
+    """Raise an InputError if a config contains an impossibly large number. `transformers` might build a list of this length
+    and run out of memory.
 
     Args:
         file: The file of the config, for the error message.

@@ -93,7 +93,7 @@ class _EmbedsWithoutMask(torch.nn.Module):
 
 
 def build_attention_mask(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Tensor:
-    """Return a mask [B, L, L] that is true if two tokens of a pack may attend to each other.
+    """Return a mask [B, L, L] that is true where one token of a pack may attend to another.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
@@ -116,8 +116,8 @@ def build_attention_mask(sequence_ids_BL: Tensor, is_causal: bool = False, windo
 
 
 def build_additive_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype: torch.dtype = torch.float32) -> Any:
-    """Compute the masks to add to the attention scores. Their values are 0 if attention is allowed, and the lowest value of
-    the dtype otherwise.
+    """Compute the masks to add to the attention scores. A mask is 0 where attention is allowed, and the lowest value of the
+    dtype elsewhere.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.

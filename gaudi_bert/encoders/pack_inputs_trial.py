@@ -60,7 +60,7 @@ _STATEFUL_LAYER_KINDS = ("linear_attention", "conv", "hybrid", "mamba", "recurre
 
 
 class PackCheck(NamedTuple):
-    """The result of a successful trial of packs.
+    """The result of running a model on packs and finding the same outputs as for single sequences.
 
     Attributes:
         row_tokens: The number of tokens in the longest row that was tried.
@@ -73,8 +73,8 @@ class PackCheck(NamedTuple):
 
 
 def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: type[Any] | None = None) -> PackInputs:
-    """Determine which inputs (masks, positions, ...) a model needs to process packs correctly, by trying packs on a small
-    copy of the model.
+    """Determine which inputs, such as masks and positions, a model needs to process packs correctly. Packs are tried on a
+    small copy of the model.
 
     Args:
         model: A model or a config of `transformers`. A `PackInputs` is returned unchanged.
@@ -332,7 +332,7 @@ def _find_position_offset(model: transformers.PreTrainedModel) -> int:
 
 
 def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: PackInputs) -> int | None:
-    """Find the maximum length of a sequence. A longer sequence would affect the other sequences in its batch.
+    """Find the largest length at which a sequence does not yet affect the other sequences in its batch.
 
     A long sequence is simulated by large position ids. No short sequences are used, because some models permanently change
     their state when they process one.

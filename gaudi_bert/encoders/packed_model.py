@@ -162,8 +162,8 @@ class PackedModel:
     def _compute_hidden_states(self, batch: Tensors) -> Tensor:
         """Run the encoder on a batch of packs, and return the hidden states of all tokens, [B, L, H]."""
         pack_inputs, numbers_BL = self.pack_inputs, batch["input_mask"]
-        # Positions that must not be attended to get the lowest value of a dtype. Autocast would convert the lowest float32
-        # value to an infinity, so use the lowest value of a 16-bit dtype.
+        # Where attention is forbidden, the mask contains the lowest value of a dtype. Autocast would convert the lowest
+        # float32 value to an infinity, so use the lowest value of a 16-bit dtype.
         lowest = torch.float16 if self._dtype == torch.float16 else torch.bfloat16
         masks = move_to_device(build_additive_masks(numbers_BL, pack_inputs, lowest), numbers_BL.device, self._dtype)
         inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
@@ -179,8 +179,8 @@ class PackedModel:
             return cast(Tensor, select_token_outputs(self._encoder(**inputs)))
 
     def _compute_outputs_per_text(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
-        """Run the head on the hidden states of each text, and return the outputs, [B, S, C]. Tokens that do not affect the
-        outputs are omitted.
+        """Run the head on the hidden states of each text, and return the outputs, [B, S, C]. The head receives only the
+        tokens that affect its outputs.
         """
         starts_BS, depth = batch["sequence_positions"].long(), batch["sequence_positions"].shape[1]
         if self._tokens_read == "first":
@@ -200,7 +200,9 @@ class PackedModel:
         return self._run_head(rows_RKH, (within_K < tokens_BS.reshape(-1, 1)).long()).unflatten(0, starts_BS.shape)
 
     def _run_head(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Run only the head on the given hidden states, and return its logits. Without a mask, no token is padding."""
+        """Run only the head on the given hidden states, and return its logits. If no mask is given, no token counts as
+        padding.
+        """
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
         return _extract_logits(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
@@ -239,7 +241,7 @@ class PackedModel:
         self.tried_tokens, _ = self.check_packed_equals_single(min(positions, length), training=False)
 
     def check_packed_equals_single(self, row_tokens: int | None = None, *, training: bool) -> PackCheck:
-        """Check that the encoder computes the same outputs for packed and single sequences, with its current weights.
+        """Check that the encoder, with its current weights, computes the same outputs for packed and single sequences.
 
         Args:
             row_tokens: The number of tokens in the longest rows, or None for a default.
@@ -302,8 +304,8 @@ class PackedModel:
             )
         scale, largest = compute_output_scale([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
-        # If all outputs are below 1, `difference` is an absolute difference, and the usual bound would hide errors in small
-        # outputs. Therefore lower the bound in this case.
+        # `difference` is relative to the largest output only if that output exceeds 1. For smaller outputs it is an absolute
+        # difference, and the usual bound would hide errors. Therefore lower the bound.
         bound = min(
             find_allowed_difference(module),
             max(find_allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale,
@@ -341,7 +343,7 @@ class _EncoderReplacement(torch.nn.Module):
                 self.__dict__[name] = self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
-        """Return the hidden states `inputs_embeds` in the output type of the encoder."""
+        """Return an output object of the same type as the encoder's. Its hidden states are the given `inputs_embeds`."""
         if not self._has_pooled:
             return self._kind(last_hidden_state=inputs_embeds)
         pooled = None if self.pooler is None else self.pooler(inputs_embeds)

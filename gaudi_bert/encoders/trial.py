@@ -30,8 +30,8 @@ Pack = Mapping[str, AnyArray]
 
 
 class TrialPacks(NamedTuple):
-    """Packs of random tokens for trials of a model. Comparing the two versions shows whether a sequence affects its
-    neighbours.
+    """Two versions of packs of random tokens. Running a model on both shows whether a sequence affects its neighbours,
+    because only the first sequence of each pack differs.
 
     Attributes:
         packs: The packs.
@@ -109,7 +109,7 @@ def make_computation_reproducible(one_thread: bool = True) -> Iterator[None]:
     Args:
         one_thread: Whether PyTorch uses only one thread, which is faster for a few tokens unless the model is large.
     """
-    # While the model is tried, run its code without torch.compile. PyTorch before 2.6 has no `set_stance`.
+    # Trials of a model are short, so turn off torch.compile for them. PyTorch before 2.6 has no `set_stance`.
     stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if one_thread else threads)
@@ -203,8 +203,8 @@ def build_trial_packs(
         while remaining:
             sequence_lengths[0].append(min((remaining + 1) // 2, most))
             remaining -= sequence_lengths[0][-1]
-    # Models may process special tokens such as [SEP] or [MASK] differently, so include these tokens in the trial. Exclude
-    # padding and other tokens that a config names, because such a token may stand for an image, for example.
+    # Put special tokens such as [SEP] and [MASK] into the packs, because models may process them differently. Leave out
+    # padding and all other tokens that the config names, because such a token may stand for an image, for example.
     text, usual = config.get_text_config(), find_ordinary_tokens(config)
     special_ids = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
     ids = {one for each in special_ids for one in (each if isinstance(each, list) else [each]) if type(one) is int}
@@ -328,8 +328,8 @@ def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.
 
 
 def find_neighbour_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Pack]) -> float:
-    """Return the largest change in the outputs of sequences that share a pack with a changed sequence. The first sequence of
-    each pack is the changed one, and is ignored.
+    """Return the largest change in the outputs of packs. The first sequence of each pack is left out, because its own tokens
+    were changed.
     """
     others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
     return largest_difference([before[each] for each in others], [after[each] for each in others])
@@ -349,8 +349,8 @@ _WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
 # Some models repeat a pattern of different layers, such as one global layer after every five local layers. Settings with one
 # of these words in their names may contain the length of the pattern.
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
-# Packs are tried on a small copy of a model. To make the copy small, settings whose names match are limited to these values.
-# None of them affects how the model processes packs.
+# Packs are tried on a small copy of a model. To make the copy small, each setting with a name that matches one of these
+# patterns is limited to the value after the pattern. These settings do not affect how the model processes packs.
 _MAX_SETTINGS = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),
@@ -396,9 +396,7 @@ def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> An
 
 
 def _reduce_layers_and_widths(config: transformers.PretrainedConfig, max_window: int) -> Any:
-    """Return a copy of a config with fewer layers, as `_reduce_layers` does, and with smaller layers. A layer has at most 4
-    attention heads, which keep their size.
-    """
+    """Return a copy of a config with fewer and smaller layers. Layers have at most 4 attention heads of unchanged size."""
     small = _reduce_layers(config, max_window)
     for each in _iterate_nested_configs(small):
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))

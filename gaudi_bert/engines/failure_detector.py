@@ -35,8 +35,8 @@ Message = dict[str, Any]
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 5.0
-# A process answers one request at a time. A client that connects and sends nothing blocks the next clients for at most this
-# time.
+# A process answers one request at a time. If a client connects but sends nothing, the next clients have to wait. After this
+# time, the connection is closed.
 _REQUEST_SECONDS = 1.0
 _MAX_CALLS = 64
 _MAX_MESSAGE_BYTES = 4096

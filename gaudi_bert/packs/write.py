@@ -205,7 +205,8 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
     source_sha256: str
 
     def is_group_complete(self, summary: GroupManifest) -> bool:
-        """Return whether a manifest belongs to this source, and the shards that it lists exist with the listed sizes.
+        """Return whether a manifest belongs to this source, and whether the shards that it lists exist with the listed
+        sizes.
 
         In an object store, shards were uploaded before the manifest, so their sizes are not checked.
         """

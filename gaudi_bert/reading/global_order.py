@@ -41,8 +41,8 @@ from gaudi_bert.common.arrays import IntArray, check_integer, draw_random_uint64
 # All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine. The
 # names that are passed to `permutation` and `draw_random_uint64` determine the random numbers, so they must not change.
 
-# Packs are read in streams, and each stream reads one shard at a time. The streams form at most this many sets, which take
-# turns. Thus packs come from more shards than are open at once.
+# A stream reads its shards one after another. The streams are divided into at most this many sets, and the sets take turns.
+# Only the shards of one set are open at a time, but the packs that are read come from the shards of all sets.
 MAX_STREAM_SETS = 4
 # The input is divided into as many parts as there are streams. If there are n sets of streams, each set reads every n-th
 # part, beginning with the part given here. With four sets, the parts of the second set lie halfway between those of the
@@ -114,8 +114,8 @@ ORDER_VERSION = 4
 # Each shard is divided into windows, by default of this many packs. The packs are shuffled within each window, and the
 # windows of a shard are shuffled too.
 WINDOW_PACKS = 4096
-# The sets of streams take turns. In a round, each stream of a set reads one pack, and a turn consists of at most this many
-# rounds.
+# Packs are read in rounds. In one round, every stream of a set reads one pack. After at most this many rounds, another set
+# of streams has its turn.
 TURN_ROUNDS = 32
 _MIN_STREAMS = 32
 # The maximum number of streams in a set. It limits the number of open shards, because each stream reads one shard at a time.
@@ -149,7 +149,7 @@ def pack_numbers_of_rank(start: int, end: int, rank: int, world_size: int) -> In
 
 
 def first_pack_number_of_rank(start: int, rank: int, world_size: int) -> int:
-    """Return the number of the first pack from `start` on that the process `rank` reads."""
+    """Return the smallest pack number that is at least `start` and belongs to a pack that the process `rank` reads."""
     return start + (rank - start) % world_size
 
 
@@ -174,8 +174,8 @@ class PackLocations(NamedTuple):
 
 
 class ShardVisit(NamedTuple):
-    """A visit to a shard, during which a process reads packs of this shard. A visit ends no later than the current turn,
-    because the next turn belongs to another set of streams.
+    """A visit to a shard, during which a process reads packs of this shard. Sets of streams take turns, so a visit ends when
+    the turn of its set ends, or earlier.
 
     Attributes:
         turn: The number of the turn.

@@ -87,8 +87,8 @@ class PackRecords(NamedTuple):
 
 @dataclass
 class _OpenShard:
-    """How far a shard has been read in this epoch. The reader also keeps this for closed shards, because a later turn may
-    open them again.
+    """How far a shard has been read in this epoch. The reader keeps this object after it closes the shard, because it may
+    open the shard again in a later turn.
 
     Attributes:
         end: The number of rounds after which the stream has read all packs of the shard.
@@ -150,7 +150,7 @@ class StreamReader(Generic[Prepared]):
         self._reset()
 
     def _reset(self) -> None:
-        """Reset the reader to its initial state. No shard is open then, and no pack has been read."""
+        """Reset the reader to its initial state, with no open shards and no packs read."""
         self._process = os.getpid()
         self._preparer = _ShardPreparer(self._files, self._order)
         self._open: dict[int, _OpenShard] = {}
@@ -260,7 +260,7 @@ class StreamReader(Generic[Prepared]):
         """
 
         def is_upcoming(epoch_visit: _EpochVisit) -> bool:
-            """Return whether a visit is still to come and its shard has not been opened for it."""
+            """Return whether a visit is not over and its shard still has to be opened."""
             epoch, visit = epoch_visit
             if epoch > self._epoch:
                 return True
@@ -319,7 +319,7 @@ class _ShardPreparer(Generic[Prepared]):
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
         self._files = files
         # The sets of streams take turns, so a shard is closed and opened again several times. To avoid computing its reading
-        # order each time, cache the orders. The cache has room for the shards of one more set than there is.
+        # order each time, cache the orders. The cache has room for the open shards of all sets and of one more set.
         self._compute_shard_order = lru_cache((order.sets + 1) * order.streams)(order.compute_shard_order)
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_EpochAndShard] = []

@@ -33,8 +33,8 @@ MAX_CHARACTERS = 1 << 17
 # Before a long text is tokenized, it is cut to 8 characters for each token of a sequence. If this part has too few tokens,
 # or no place to cut is found, the next attempt keeps 4 times as many characters.
 _FIRST_CHARACTERS_PER_TOKEN, _GROWTH = 8, 4
-# Sequences of more than 2,048 tokens need longer texts. For them, the limit is this many characters per token, which is more
-# than MAX_CHARACTERS.
+# A sequence of more than 2,048 tokens may need a text that is longer than MAX_CHARACTERS. The limit is then this many
+# characters for each token of the sequence.
 _MAX_CHARACTERS_PER_TOKEN = 64
 # A text is cut only between words. Words are hardly ever longer than this, so only this many characters are searched for a
 # place to cut.

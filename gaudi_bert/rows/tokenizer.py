@@ -86,8 +86,8 @@ class RowTokenizer:
         stated = json.dumps([self.truncation_side, self.has_segments, self.tokenizer.encode_special_tokens, named])
         content = self.tokenizer.to_str()
         if type(self.tokenizer.model).__name__ == "Unigram":
-            # Saving and loading a tokenizer may change the last digit of a score. Round the scores, so that this does not
-            # change the SHA-256.
+            # Saving and loading a tokenizer may change the last digit of a token's score. Round the scores, so that the
+            # SHA-256 stays the same.
             values = json.loads(content)
             values["model"]["vocab"] = [[token, f"{score:.9g}"] for token, score in values["model"]["vocab"]]
             content = json.dumps(values)
@@ -100,8 +100,8 @@ class RowTokenizer:
 
     @property
     def has_segments(self) -> bool:
-        """Whether the model takes segment ids, which distinguish the two texts of a pair. Otherwise all segment ids are 0,
-        as in `transformers`.
+        """Whether the model takes segment ids, which distinguish the two texts of a pair. If it does not, all segment ids
+        are 0, as in `transformers`.
         """
         return _TOKEN_TYPES in self.settings.get("model_input_names", (_TOKEN_TYPES,))
 

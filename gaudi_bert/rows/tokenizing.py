@@ -146,7 +146,8 @@ def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: 
 def tokenize_readable_rows(
     window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences | None]
 ) -> tuple[list[Row], Sequences | None, dict[int, str]]:
-    """Tokenize the given rows, and return the results with an error message for each row that cannot be read or tokenized.
+    """Tokenize the given rows, and return their sequences. Also return an error message for each row that cannot be read or
+    tokenized.
 
     If `tokenize` raises an exception for all rows together and `on_bad_row` is "skip", each row is tried separately.
 
@@ -587,8 +588,8 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
     starts, ends = bounds[:, 0], bounds[:, 1]
 
     def count_context(windows: IntArray) -> IntArray:
-        """Return the amount of context of each token in the given window, which is the smaller of the numbers of tokens
-        before and after it.
+        """For each token, return how many tokens of the given window come before it or after it, whichever number is
+        smaller.
         """
         return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
 

@@ -75,7 +75,7 @@ class WindowPlan:
 
     @property
     def padding(self) -> float:
-        """The fraction of token positions (slots) in all rows that contain padding."""
+        """The share of padding among all token positions of the rows, from 0 to 1."""
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 

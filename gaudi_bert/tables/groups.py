@@ -127,7 +127,7 @@ class GroupRows(NamedTuple):
     scalars: Any
 
     def find_token_positions(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
-        """Return the positions that the tokens of the given sequences have in the arrays of `values`, int64, sequence by
+        """Return where the tokens of the given sequences are in the arrays of `values`, as int64 positions, sequence by
         sequence.
 
         Args:

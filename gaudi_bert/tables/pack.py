@@ -60,8 +60,8 @@ from gaudi_bert.tfrecords.files import identify_file
 _PackedTable: TypeAlias = PackResult | PlainResult
 
 # If a group has few packs, it is divided into fewer shards than `shard_multiple`. Their number is then a divisor of
-# `shard_multiple`, and each shard contains at most this many packs. Readers work as before, because processes share packs
-# and not shards.
+# `shard_multiple`, and each shard contains at most this many packs. Any number of processes can still read the shards,
+# because processes divide packs among themselves and not shards.
 _PACKS_OF_A_SHARD = 1024
 
 
@@ -144,7 +144,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         return len(inputs.groups)
 
     def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> PendingGroups:
-        """Return the input files to fetch for each group (none for a table), and the total number of rows in the groups.
+        """Return the total number of rows in the given groups, and an empty list of input files for each group.
 
         No files have to be fetched, because the files of a table are already on this machine.
         """

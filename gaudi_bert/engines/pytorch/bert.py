@@ -218,7 +218,7 @@ class Network:
     sequence_offsets: Tensor | None = None
 
     def apply_dropout(self, inputs: Tensor) -> Tensor:
-        """Apply dropout to hidden states during training. Otherwise, return them unchanged."""
+        """Apply dropout to hidden states in a training pass. In any other pass, return them unchanged."""
         rate = self.config.hidden_dropout_prob
         return dropout(inputs, rate) if self.training and rate > 0 else inputs
 

@@ -43,7 +43,7 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _count_dropped_int16_values(rate: float) -> int:
-    """Return how many of the 65,536 int16 values stand for a dropped element, given the dropout rate. At least one does."""
+    """Return how many of the 65,536 int16 values stand for a dropped element, given the rate. At least one value does."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 

@@ -170,8 +170,9 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
     )  # if the launcher does not set a variable, all processes are on this host
     _set_rendezvous_address(launch, local_size, process_name)
     if device == "hpu":
-        # Importing this module registers the HCCL backend. The backend reads the number of its card from variables that only
-        # torchrun and mpirun set. After other launchers, pass the number explicitly.
+        # Importing this module registers HCCL, the communication library for Gaudi cards. HCCL reads from environment
+        # variables which card this process uses, but only torchrun and mpirun set these variables. If another launcher
+        # started the process, pass the number of the card.
         hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
         if not any(all(name in os.environ for name in names) for names in _VARIABLES_OF_HCCL):
             hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=find_local_rank())

@@ -185,8 +185,8 @@ class TorchModel(ABC):
         return batch
 
     def autocast_context(self) -> AbstractContextManager[Any]:
-        """Return a context manager that computes matrix products in bfloat16. If bfloat16 is not the compute dtype, it does
-        nothing.
+        """Return a context manager that computes matrix products in bfloat16. It has no effect unless bfloat16 is the
+        compute dtype.
         """
         if self.compute_dtype != "bfloat16":
             return nullcontext()
@@ -227,7 +227,7 @@ def prefetch_to_device(batches: Iterable[BatchArrays], device: torch.device) -> 
 
 
 def release_freed_memory() -> None:
-    """Return freed memory to the operating system. glibc no longer does this by itself after `open_device`."""
+    """Return freed memory to the operating system. After `open_device`, glibc no longer does this by itself."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -68,8 +68,8 @@ class PackedLinear(torch.nn.Linear):
         return self.packed.to_dense()
 
     def forward(self, input: Tensor) -> Tensor:
-        """Compute `input @ weight.T + bias`, in the dtype of the weights under autocast, otherwise in the dtype of the
-        input.
+        """Compute `input @ weight.T + bias`. Under autocast, the dtype of the weights is used, and without autocast the
+        dtype of the input.
         """
         if self.packed.dtype != input.dtype and not torch.is_autocast_enabled("cpu"):
             return functional.linear(input, self.weight.to(input.dtype), self.bias)  # trials compute in float32
@@ -78,8 +78,8 @@ class PackedLinear(torch.nn.Linear):
 
 
 def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], dtype: torch.dtype) -> None:
-    """Convert the weights of linear layers for inference with `pack_weights`, in place. Only layers that `compute` calls are
-    converted.
+    """Convert the weights of linear layers for inference with `pack_weights`, in place. Only layers that run when
+    `compute()` is called are converted.
 
     Layers whose weights are shared with another module are not changed. If `dtype` is bfloat16, layers that are also called
     outside of autocast are not changed either.
@@ -95,7 +95,7 @@ def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], d
     calls: dict[torch.nn.Linear, bool] = {}
 
     def note(layer: Any, inputs: tuple[Any, ...]) -> None:
-        """Record whether this call of a layer would work with converted weights."""
+        """Record whether this call of a layer would also work if the weights of the layer were converted."""
         converts = torch.is_autocast_enabled("cpu") == (dtype == torch.bfloat16)
         fits = converts and bool(inputs) and inputs[0].dim() >= 2 and owners[id(layer.weight)] == 1
         calls[layer] = calls.get(layer, True) and fits

@@ -63,8 +63,8 @@ def map_batches_in_parallel(function: Callable[[_Item], _Result], batches: Itera
         finally:
             for future in waiting:
                 future.cancel()
-            # `torch.set_num_threads` also affects threads that start later, and the workers have called it with a smaller
-            # number. Therefore restore the usual number.
+            # `torch.set_num_threads` also affects threads that start later. The worker threads have called it with a smaller
+            # number, so restore the usual number.
             torch.set_num_threads(threads)
 
 

@@ -216,7 +216,7 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
             f"{process_name}: Horovod reports rank {rank} of {size}, probably because it was built without MPI; "
             "start the processes with `horovodrun --gloo`, or build Horovod with MPI"
         )
-    # All processes must have the same facts. Comparing them requires a sum over processes on the device, which is opened
-    # only after this function. Therefore `ConnectedProcess.watch_processes` compares them later.
+    # These facts must be the same in all processes. To compare them, the processes have to sum values on the device, which
+    # is not open yet. Therefore `ConnectedProcess.watch_processes` compares them later.
     facts = {"tensorflow": tf.__version__, **collect_values_that_must_agree(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

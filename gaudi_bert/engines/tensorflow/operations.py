@@ -80,8 +80,8 @@ def _rows_collide_in_cache(row_elements: int, dtype: tf.DType) -> bool:
 def _dense_without_collisions(
     inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor
 ) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Compute `dense` without cache collisions in the kernel's gradient, for example if the inputs have 1,024 float32
-    columns.
+    """Compute `dense`, and avoid cache collisions when the gradient of the kernel is computed. They occur if the inputs have
+    1,024 float32 columns, for example.
 
     The gradient of the kernel is a sum over rows, so it reads both operands column by column. The elements of a column would
     evict each other from the cache, which halves the speed on AVX2. Padding the rows a little prevents this.
