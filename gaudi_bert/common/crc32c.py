@@ -164,18 +164,21 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
 
 
 @kernel_without_refcounts
-def _combine_by_instructions(crc: int, count: int, next_crc: int) -> int:
-    """Combine `crc` with `next_crc`, the CRC of the next `count` bytes, using CRC instructions."""
-    while count >= 8 * _MOST_WORDS:
+def _combine_by_instructions(crc: int, byte_count: int, next_crc: int) -> int:
+    """Combine `crc` with `next_crc`, the CRC of the next `byte_count` bytes, using CRC instructions."""
+    while byte_count >= 8 * _MOST_WORDS:
         crc = _multiply_crc_by_power(crc, _AFTER_WORDS[_MOST_WORDS])
-        count -= 8 * _MOST_WORDS
-    return _multiply_crc_by_power(_multiply_crc_by_power(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ next_crc
+        byte_count -= 8 * _MOST_WORDS
+    return (
+        _multiply_crc_by_power(_multiply_crc_by_power(crc, _AFTER_WORDS[byte_count >> 3]), _AFTER_BYTES[byte_count & 7])
+        ^ next_crc
+    )
 
 
 @kernel_without_refcounts
-def _combine_by_tables(crc: int, count: int, next_crc: int) -> int:
-    """Combine `crc` with `next_crc`, the CRC of the next `count` bytes, using lookup tables."""
-    for _ in range(count):
+def _combine_by_tables(crc: int, byte_count: int, next_crc: int) -> int:
+    """Combine `crc` with `next_crc`, the CRC of the next `byte_count` bytes, using lookup tables."""
+    for _ in range(byte_count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
     return crc ^ next_crc
 
