@@ -229,7 +229,9 @@ class PackCollator:
         for name in names:
             if len({len(row[name]) for row in rows}) != 1:
                 lengths = sorted({len(row[name]) for row in rows})
-                raise InputError(f"{name}: all rows of a batch must have the same length, but these have {lengths}")
+                raise InputError(
+                    f"{name}: all rows of a batch must have the same length, but these rows have the lengths {lengths}"
+                )
             matrix = np.stack([np.asarray(row[name]) for row in rows])
             _check_32_bit_integers(matrix.reshape(-1), name)
             arrays[name] = matrix.astype(np.int64)
@@ -251,7 +253,7 @@ class PackCollator:
         """
         if self.row_tokens is not None and length > self.row_tokens:
             raise InputError(
-                f"a row has {length} tokens, but the model was only tried with rows of {self.row_tokens}; "
+                f"a row has {length} tokens, but the model was tested only with rows of {self.row_tokens}; "
                 f"pass row_tokens={length} to PackCollator"
             )
         most = self.pack_inputs.longest_sequence

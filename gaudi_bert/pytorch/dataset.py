@@ -231,7 +231,7 @@ class PackedDataset(IterableDataset[Pack]):
         """
         if torch.utils.data.get_worker_info() is not None:
             raise InputError(
-                "state_dict: a worker cannot tell which of its packs were used; call state_dict of the PackedLoader"
+                "state_dict: a DataLoader worker cannot determine which of its packs were used; call PackedLoader.state_dict"
             )
         return {
             "epoch": self._epoch,
@@ -358,7 +358,7 @@ class PackedLoader(DataLoader[Any]):
         self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Pack]], Any], **options: Any
     ) -> None:
         if options.get("persistent_workers"):
-            raise InputError("persistent_workers: such workers would read the first epoch again and again; omit the option")
+            raise InputError("persistent_workers: persistent workers would repeat the first epoch; omit the option")
         dataset.batch_packs = check_integer("batch_packs", batch_packs, 1)
         if len(dataset) == 0:
             raise InputError(

@@ -59,7 +59,7 @@ def _count_labels(batch: dict[str, Any]) -> torch.Tensor:
     for names in _COUNTED:
         if all(name in batch for name in names):
             return torch.stack([_is_predicted(batch[name]).sum() for name in names])
-    raise InputError(f"the batch contains no labels, only {', '.join(batch)}; pack a table with a column of labels")
+    raise InputError(f"the batch contains no labels, only {', '.join(batch)}; pack a table that has a column labels")
 
 
 def _is_predicted(labels: torch.Tensor) -> torch.Tensor:
@@ -216,9 +216,9 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
             if (classes == 1) != sequence_labels.is_floating_point():
                 given = "floating-point numbers" if sequence_labels.is_floating_point() else "integers"
                 needed = (
-                    "a regression needs a column of floating-point numbers"
+                    "regression requires floating-point labels"
                     if classes == 1
-                    else "classes are integers from 0"
+                    else "classification requires integers from 0"
                 )
                 raise InputError(f"num_labels = {classes}: the labels are {given}, but {needed}")
             if classes == 1:

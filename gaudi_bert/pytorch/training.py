@@ -140,8 +140,8 @@ class PackedTrainerMixin:
             path = Path(resume_from_checkpoint) / _POSITION_NAME
             if not path.is_file():
                 raise InputError(
-                    f"{path}: the file is missing, so the position in the data is unknown; use a checkpoint of "
-                    "PackedTrainerMixin"
+                    f"{path}: the file is missing, so the position in the data is unknown; use a checkpoint that "
+                    "a trainer with PackedTrainerMixin has saved"
                 )
             self.train_dataset.load_state_dict(read_json(path))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)  # type: ignore[misc]
@@ -155,18 +155,18 @@ class PackedTrainerMixin:
                 f"{args.world_size}; pass rank=args.process_index and world_size=args.world_size to PackedDataset"
             )
         refused = {
-            "label_smoothing_factor": (args.label_smoothing_factor, "the loss of packs has no smoothing"),
+            "label_smoothing_factor": (args.label_smoothing_factor, "the loss for packs does not support label smoothing"),
             "compute_loss_func": (self.compute_loss_func, "update_loss computes the loss of packs"),
             "group_by_length": (getattr(args, "group_by_length", False), _ORDER),  # only exists in transformers 4
             "train_sampling_strategy": (getattr(args, "train_sampling_strategy", "random") != "random", _ORDER),
-            "dataloader_persistent_workers": (args.dataloader_persistent_workers, "each epoch starts its own workers"),
+            "dataloader_persistent_workers": (args.dataloader_persistent_workers, "each epoch starts new workers"),
         }
         for name, (given, reason) in refused.items():
             if given:
                 raise InputError(f"{name}: the argument does not apply to packs, because {reason}; omit it")
         if args.n_gpu > 1:
             raise InputError(
-                f"{args.n_gpu} cards: a process trains on one card only; start one process per card with torchrun "
+                f"{args.n_gpu} cards: a process can train on only one card; start one process per card with torchrun "
                 f"--nproc-per-node {args.n_gpu}"
             )
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}

@@ -85,7 +85,7 @@ class TextCutter:
         if len(text) > most:
             raise InputError(
                 f"a text has {len(text):,} characters, but its {'last' if from_left else 'first'} {most:,} characters "
-                f"cannot be cut between words, or contain at most {tokens:,} tokens; shorten the text"
+                f"contain no place between words to cut it, or at most {tokens:,} tokens; shorten the text"
             )
         return text
 

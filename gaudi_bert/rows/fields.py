@@ -103,10 +103,12 @@ class RowParser:
         """Return the error for a record that has no value in a required column. The message names the option for the key
         `setting`.
         """
-        problem = f"{column} is null" if column in record else f"has no column {column!r}, only {_list_columns(record)}"
+        problem = (
+            f"{column} is null" if column in record else f"the row has no column {column!r}, only {_list_columns(record)}"
+        )
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
-        remedy = f"name the column with {format_column_option(setting)} (now {shorten(column)})"
+        remedy = f"name the column with {format_column_option(setting)} (currently {shorten(column)})"
         if self.named_by_header:
             remedy += "; if the file has no header line, name all columns: --columns text,label,id"
         return _row_error(problem, remedy)
@@ -147,9 +149,7 @@ class RowParser:
         score = next((name for name in (settings.label, *_SCORES) if record.get(name) is not None), None)
         if score is not None:
             columns = f"task.text={settings.anchor} --set task.text_pair={settings.positive} --label-column {score}"
-            problem = (
-                f"has a column {score} in addition to {settings.anchor} and {settings.positive}, whose rows need no score"
-            )
+            problem = f"the row has a column {score}, but rows with {settings.anchor} and {settings.positive} need no score"
             raise _row_error(problem, f"remove the column, or train with it as the score of pairs: --set {columns}")
         return TupleRow(position, (*self._check_texts_differ((anchor, positive)), *_read_negatives(record, settings)))
 
@@ -232,11 +232,11 @@ class RowParser:
         if index is not None:
             if names is None:
                 raise _row_error(
-                    f"{column} is the number {short_repr(value)}", "pass the names of the labels: --labels FILE"
+                    f"{column} is the number {short_repr(value)}", "pass a file with the names of the labels: --labels FILE"
                 )
             if not 0 <= index < len(names):
                 raise _row_error(
-                    f"{column} is {short_repr(value)}", f"the file of --labels names the labels 0 to {len(names) - 1}"
+                    f"{column} is {short_repr(value)}", f"the --labels file defines only the labels 0 to {len(names) - 1}"
                 )
             return names[index]
         if not isinstance(value, str) or not value.strip():
@@ -244,7 +244,7 @@ class RowParser:
         if names is not None:
             raise _row_error(
                 f"{column} is {short_repr(value)}",
-                "the file of --labels does not contain this name; add the name, or correct the row",
+                "the --labels file does not contain this name; add the name, or correct the row",
             )
         return self._check_characters(column, value.strip())
 
@@ -276,7 +276,7 @@ class RowParser:
             raise _row_error(f"{settings.tags} is {short_repr(value)}", "it must be a list with one tag for each word")
         tags = tuple(self._parse_label_name(settings.tags, tag) for tag in value)
         if len(tags) != len(tokens):
-            raise _row_error(f"has {len(tokens)} words and {len(tags)} tags", "write one tag for each word")
+            raise _row_error(f"the row has {len(tokens)} words and {len(tags)} tags", "write one tag for each word")
         return TaggedRow(position, tokens, tags)
 
     def _parse_question_row(self, position: RowPosition, record: Record) -> QuestionRow:
@@ -392,7 +392,9 @@ def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *
             continue
         try:
             if settings.positive not in record:
-                raise InputError(f"has no column {settings.positive!r}; name the column: --set task.positive=NAME")
+                raise InputError(
+                    f"the row has no column {settings.positive!r}; name the column with --set task.positive=NAME"
+                )
             documents = _list_labelled_documents(record, settings, labelled=labelled)
         except InputError as error:
             yield position, error
@@ -416,16 +418,17 @@ def _list_labelled_documents(record: Record, settings: TaskSettings, *, labelled
     column, labels = columns[0], record[columns[0]]
     if len(columns) > 1 or "score" in column:
         remedy = "reranking reads one column, `label` or `labels`, with numbers from 0 to 1; remove the other columns"
-        raise _row_error(f"has {' and '.join(columns)} in addition to {settings.positive}", remedy)
+        raise _row_error(f"the row has {' and '.join(columns)} in addition to {settings.positive}", remedy)
     if negatives:
         named = ", ".join(find_negative_columns(record, settings))
         raise _row_error(
-            f"has {column} in addition to {named}", f"put all documents into {settings.positive}, or remove {column}"
+            f"the row has {column} in addition to {named}", f"put all documents into {settings.positive}, or remove {column}"
         )
     labels = labels if isinstance(labels, list | tuple) else [labels]
     if len(labels) != len(texts):
         raise _row_error(
-            f"has {len(texts)} texts in {settings.positive} and {len(labels)} in {column}", "write one label for each text"
+            f"the row has {len(texts)} texts in {settings.positive} and {len(labels)} in {column}",
+            "write one label for each text",
         )
     return list(zip(texts, labels, strict=True))
 
@@ -458,7 +461,7 @@ def _read_negatives(record: Record, settings: TaskSettings) -> list[str]:
     columns = find_negative_columns(record, settings)
     if "negative" in settings.keys_set_by_user and settings.negative is not None and settings.negative not in record:
         raise _row_error(
-            f"has no column {settings.negative!r}, only {_list_columns(record)}",
+            f"the row has no column {settings.negative!r}, only {_list_columns(record)}",
             "name the column with --set task.negative=NAME, and write null there in rows without negatives",
         )
     return [text for column in columns if record.get(column) is not None for text in _read_texts(record, column)]
@@ -493,14 +496,14 @@ def read_label_names(path: Path) -> tuple[str, ...]:
     try:
         text = read_file(path).decode("utf-8-sig").rstrip()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+        raise InputError(f"{path}: the file is not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     if not text:
-        raise InputError(f"{path}: contains no label; write one label per line")
+        raise InputError(f"{path}: the file contains no label; write one label per line")
     names = tuple(line.strip() for line in text.split("\n"))
     known: set[str] = set()
     for number, name in enumerate(names, start=1):
         if not name or name in known:
-            problem = f"{short_repr(name)} is listed twice" if name else "is empty"
+            problem = f"{short_repr(name)} is listed twice" if name else "the line is empty"
             raise InputError(f"{path}: line {number}: {problem}; write each label once, one per line")
         known.add(name)
     return names

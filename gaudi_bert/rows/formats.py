@@ -68,9 +68,7 @@ def read_table(
     rows = _split_unquoted_lines(part, lines, separator) if part.kind == "tsv" else _parse_csv_rows(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
     if columns is None and settings.no_header:
-        raise InputError(
-            f"{part.name}: --no-header needs the names of the columns; pass, for example, --columns text,label,id"
-        )
+        raise InputError(f"{part.name}: --no-header requires the column names; pass, for example, --columns text,label,id")
     if columns is not None and not settings.no_header:
         columns, rows = _use_given_columns(part, settings, columns, rows)
     columns = columns or _read_header(part, settings, rows, separator, find_remedies)
@@ -79,9 +77,8 @@ def read_table(
         if isinstance(cells, UnicodeDecodeError):
             yield position, part.decoding_error(cells)
         elif len(cells) != len(columns):
-            problem = (
-                f"has {len(cells):,} cells, but the table has {len(columns):,} columns ({', '.join(columns[:99])[:80]})"
-            )
+            names = ", ".join(columns[:99])[:80]
+            problem = f"the row has {len(cells):,} cells, but the table has {len(columns):,} columns ({names})"
             remedy = _separator_remedy(cells, separator, len(columns)) or "correct the row"
             yield position, InputError(f"{problem}; {remedy}")
         else:
@@ -237,8 +234,8 @@ def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator:
             first = reader.line_num + 1
     except csv.Error as error:
         raise InputError(
-            f"{part.name}: line {reader.line_num:,}: is not CSV ({error}); correct the quotes, or pass the separator of the "
-            "cells with --delimiter"
+            f"{part.name}: line {reader.line_num:,}: the row is not valid CSV ({error}); correct the quotes, or pass the "
+            "cell separator with --delimiter"
         ) from error
 
 
@@ -277,7 +274,7 @@ def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> 
     """Raise an InputError if a line has more than _MAX_CELLS cells. Such a file is probably not a table."""
     if line.count(separator) > _MAX_CELLS:
         raise InputError(
-            f"{part.name}: line {number:,}: has more than {_MAX_CELLS:,} cells; pass a table with fewer columns"
+            f"{part.name}: line {number:,}: the row has more than {_MAX_CELLS:,} cells; pass a table with fewer columns"
         )
 
 
@@ -289,7 +286,7 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise InputError(f"has the key {short_repr(twice)} twice; remove one of them")
+        raise InputError(f"the object has the key {short_repr(twice)} twice; remove one of them")
     return record
 
 
@@ -317,17 +314,19 @@ def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
     with part.open_bytes() as handle:
         data = handle.read(most + 1)
     if len(data) > most:
-        raise InputError(f"{part.name}: is longer than {most / 2**20:g} MiB; write its questions as JSON lines (.jsonl)")
+        raise InputError(
+            f"{part.name}: the file is longer than {most / 2**20:g} MiB; write its questions as JSON lines (.jsonl)"
+        )
     try:
         content = JSON.decode(data.decode(part.encoding).removeprefix(BYTE_ORDER_MARK))
     except UnicodeDecodeError as error:
-        raise InputError(f"{part.name}: is not {part.encoding}; pass the encoding of the file with --encoding") from error
+        raise InputError(f"{part.name}: the file is not {part.encoding}; pass its encoding with --encoding") from error
     except InputError as error:
         raise InputError(f"{part.name}: {error}") from error
     except (ValueError, RecursionError) as error:
         problem = shorten(str(error))
         raise InputError(
-            f"{part.name}: is not JSON ({problem}); pass a SQuAD file, or a file of JSON lines that ends in .jsonl"
+            f"{part.name}: the file is not valid JSON ({problem}); pass a SQuAD file, or a .jsonl file of JSON lines"
         ) from error
     for article in _read_list(part, content, "data", "the file"):
         for paragraph in _read_list(part, article, "paragraphs", "an article"):
@@ -339,7 +338,7 @@ def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
                 if isinstance(question, dict):
                     yield position, {"context": paragraph["context"], **question}
                 else:
-                    problem = f"{short_repr(question)} is not a question; it must be an object"
+                    problem = f"each question must be an object, but one is {short_repr(question)}; correct it"
                     yield position, InputError(problem)
 
 
@@ -357,4 +356,4 @@ def _read_list(part: RowPart, value: Any, key: str, owner: str) -> list[Any]:
 def _squad_format_error(part: RowPart, problem: str) -> InputError:
     """Return the error for a file that does not have the structure of SQuAD."""
     form = '{"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}'
-    return InputError(f"{part.name}: does not have the structure of SQuAD, because {problem}; expected {form}")
+    return InputError(f"{part.name}: the file does not have the structure of SQuAD, because {problem}; expected {form}")

@@ -118,7 +118,7 @@ class RowPart:
         """Return the error for a line that cannot be decoded with the encoding of the file."""
         encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
         return InputError(
-            f"is not {encoding} at byte {error.start} of the line; {self.encoding_remedy(error).partition(': ')[2]}"
+            f"the line is not {encoding} at byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}"
         )
 
     def encoding_remedy(self, error: UnicodeDecodeError) -> str:
@@ -171,7 +171,9 @@ def _decode_complete_file(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
             _check_line_length(part, len(line))
             yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
     except UnicodeError as error:
-        raise InputError(f"{part.name}: is not {part.encoding} ({shorten(str(error))}); pass another --encoding") from error
+        raise InputError(
+            f"{part.name}: the file is not {part.encoding} ({shorten(str(error))}); pass another --encoding"
+        ) from error
     finally:
         text.detach()
 
@@ -200,7 +202,7 @@ def make_complete_part(path: str | Path, settings: TaskSettings) -> RowPart:
     if str(path) == STANDARD_INPUT:  # standard input has no ending, so JSON lines are the default
         return RowPart(format_source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
     if Path(path).is_dir():
-        raise InputError(f"{path}: is a folder; pass a file in it")
+        raise InputError(f"{path}: this is a folder; pass a file in it")
     kind = settings.format or _format_from_extension(path)
     if kind is None:
         raise InputError(
@@ -305,8 +307,8 @@ def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
             first = line.removeprefix(_UTF_8_MARK)
     if first.startswith(b"<doc "):
         raise InputError(
-            f"{path}: contains the <doc ...> elements of WikiExtractor; run WikiExtractor again with --json, which writes "
-            "one text per line"
+            f"{path}: the file contains the <doc ...> elements of WikiExtractor; run WikiExtractor again with --json, which "
+            "writes one text per line"
         )
     return "jsonl" if is_json_line(first.lstrip(), path) else "txt"
 

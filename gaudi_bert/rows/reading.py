@@ -269,9 +269,7 @@ def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSet
             " or ".join(", ".join(layout) for layout in layouts),
             " and ".join(map(_format_setting_name, sorted(named))),
         )
-        raise InputError(
-            f"{part.name}: {both} mix the columns of two kinds of rows; name the columns of only one kind: {kinds}"
-        )
+        raise InputError(f"{part.name}: {both} cannot be combined; name only columns of one of these groups: {kinds}")
 
 
 def _list_layouts(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
@@ -315,7 +313,7 @@ def _missing_column_remedies(
     }
     missing = {key: column for key, column in needed.items() if column not in columns}
     return [
-        f"it has no column {short_repr(column)}: name the column with {format_column_option(key)}"
+        f"the column {short_repr(column)} is missing: name the column with {format_column_option(key)}"
         for key, column in missing.items()
     ]
 
@@ -331,7 +329,7 @@ def _describe_first_row(part: RowPart, settings: TaskSettings, row: Row, columns
         kind = kind.replace(",", f" with {settings.delimiter!r} between cells,", 1)
     if part.encoding != "utf-8":
         kind = kind.replace(",", f" in {part.encoding},", 1)
-    return f"{part.name}: reads {kind}; {row.position} begins {begins!r}"
+    return f"{part.name}: reading {kind}; {row.position} begins with {begins!r}"
 
 
 def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, record: Record, labelled: bool) -> list[str]:
@@ -395,7 +393,7 @@ def _parse_json_record(line: str) -> Record | InputError:
     except InputError as error:
         return error
     except (ValueError, RecursionError) as error:
-        return InputError(f"is not JSON ({shorten(str(error))}); write one object per line")
+        return InputError(f"the line is not valid JSON ({shorten(str(error))}); write one object per line")
     if not isinstance(record, dict):
         return InputError(f'{shorten(line)} is not an object; write, for example, {{"text": "..."}}')
     return record

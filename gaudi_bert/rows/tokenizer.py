@@ -240,7 +240,7 @@ class RowTokenizer:
                     )
         if self.has_segments and any(self.tokenizer.encode("a").type_ids):
             raise InputError(
-                f"{self.file}: the template of the tokenizer assigns another segment id than 0 to a single text, which is "
+                f"{self.file}: the template of the tokenizer assigns a segment id other than 0 to a single text, which is "
                 "not supported"
             )
 
@@ -269,7 +269,8 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
     folder = folder.parent if folder.name == _CHECKPOINTS else folder  # the tokenizer is in the folder of the run
     if not has_tokenizer(folder):
         raise InputError(
-            f"{folder}: contains no tokenizer; put {TOKENIZER_NAME} or {VOCABULARY_NAME} there, or pass --vocab to finetune"
+            f"{folder}: the folder contains no tokenizer; put {TOKENIZER_NAME} or {VOCABULARY_NAME} there, or pass "
+            "--vocab to finetune"
         )
     for name in _READ_BY_TRANSFORMERS:  # transformers silently ignores a file that it cannot read
         if os.path.lexists(folder / name):
@@ -323,7 +324,7 @@ def wrap_tokenizer(original: Any) -> RowTokenizer:
         return _make_row_tokenizer(clone_tokenizer(original), file, {})
     if not hasattr(original, "special_tokens_map"):
         raise InputError(
-            f"{type(original).__name__}: is not a tokenizer of transformers or tokenizers; pass what AutoTokenizer returns"
+            f"{type(original).__name__}: the type is not supported; pass a tokenizer that AutoTokenizer returns"
         )
     opened = _convert_transformers_tokenizer(original, file)
     return _make_row_tokenizer(clone_tokenizer(opened.tokenizer), file, opened.settings)

@@ -93,7 +93,7 @@ def convert_library_errors(path: Path) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InputError(
-            f"{path}: does not contain a valid tokenizer ({shorten(str(error), 300)}); save it again with save_pretrained"
+            f"{path}: the file is not a valid tokenizer ({shorten(str(error), 300)}); save it again with save_pretrained"
         ) from error
 
 
@@ -130,7 +130,7 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     is_bert = named_class == "bert" or (named_class is None and (is_bare or (folder / "bert_config.json").is_file()))
     kind = _BERT if is_bert else str(named_class or GENERAL_CLASS).removesuffix("Fast")
     if is_bare and (kind not in (_BERT, ESM_CLASS) or not os.path.lexists(folder / VOCABULARY_NAME)):
-        raise _needs_transformers_error(folder, f"contains a {kind} without {TOKENIZER_NAME}")
+        raise _needs_transformers_error(folder, f"the folder contains a {kind} without {TOKENIZER_NAME}")
     settings = {**{_BERT: _BERT_TOKENS, ESM_CLASS: _ESM_TOKENS}.get(kind, {}), **settings}
     added_tokens = _read_added_tokens(folder, settings)
     _check_settings_supported(folder, kind, settings)
@@ -184,14 +184,14 @@ def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, An
     harmless: dict[str, Any] = {"do_basic_tokenize": True, "never_split": None}
     for name, value in settings.items():
         if name not in known and not (name in harmless and value == harmless[name]):
-            raise _needs_transformers_error(file, f"has the setting {shorten(name)} of {kind}")
+            raise _needs_transformers_error(file, f"the file contains the setting {shorten(name)} of {kind}")
     for name, allowed in (("truncation_side", ("left", "right")), ("split_special_tokens", (True, False))):
         if settings.get(name, allowed[0]) not in allowed:
             raise InputError(
                 f"{file}: {name} must be {allowed[0]} or {allowed[1]}, but is {short_repr(settings[name])}; correct it"
             )
     if kind == ESM_CLASS and settings.get("split_special_tokens"):
-        raise _needs_transformers_error(file, f"splits the special tokens of an {kind}")
+        raise _needs_transformers_error(file, f"the file sets split_special_tokens for {kind}")
 
 
 def _token_text(token: Any) -> str:
@@ -277,14 +277,14 @@ def _check_json_matches_settings(backend: Tokenizer, kind: str, settings: Mappin
     is_byte_level = content["normalizer"] is None and prefix is not None and content["model"]["type"] == "BPE"
     if kind not in (_BERT, *_AS_IT_IS) and not (kind == _ROBERTA and is_byte_level):
         raise InputError(
-            f"{file}: the tokenizer class {kind} is supported only with transformers; install transformers, which can build "
-            f"it, or pass the file {TOKENIZER_NAME} if the option accepts a file"
+            f"{file}: the tokenizer class {kind} is supported only with transformers; install transformers, or "
+            f"pass the file {TOKENIZER_NAME} if the option accepts a file"
         )
     if kind != _BERT:
         return
     if content["model"]["type"] != "WordPiece":
         raise _needs_transformers_error(
-            file, f"names the class {kind}, but {TOKENIZER_NAME} contains another kind of tokenizer"
+            file, f"the file names the class {kind}, but {TOKENIZER_NAME} contains another kind of tokenizer"
         )
     with convert_library_errors(folder / TOKENIZER_NAME):
         expected = _build_bert_tokenizer(backend.get_vocab(with_added_tokens=False), settings)
@@ -297,13 +297,15 @@ def _check_json_matches_settings(backend: Tokenizer, kind: str, settings: Mappin
     same = found == wanted and content["pre_tokenizer"] == meant["pre_tokenizer"]
     if not same or model != {key: value for key, value in meant["model"].items() if key != "vocab"}:
         raise _needs_transformers_error(
-            file, f"names the class {kind}, but {TOKENIZER_NAME} contains another kind of tokenizer"
+            file, f"the file names the class {kind}, but {TOKENIZER_NAME} contains another kind of tokenizer"
         )
     _add_missing_tokens(expected, {}, settings, folder)
     with convert_library_errors(folder / TOKENIZER_NAME):
         pairs = [each.encode("a", "a") for each in (backend, expected)]
         if pairs[0].type_ids != pairs[1].type_ids or pairs[0].special_tokens_mask != pairs[1].special_tokens_mask:
-            raise _needs_transformers_error(file, f"names the class {kind}, but {TOKENIZER_NAME} adds other special tokens")
+            raise _needs_transformers_error(
+                file, f"the file names the class {kind}, but {TOKENIZER_NAME} adds other special tokens"
+            )
 
 
 def _build_bert_tokenizer(token_ids: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
@@ -347,12 +349,14 @@ def build_esm_tokenizer(token_ids: Mapping[str, int], settings: Mapping[str, Any
     special = list(_ESM_TOKENS.values())
     missing = [token for token in special if token not in token_ids]
     if missing:
-        raise InputError(f"{file}: contains no token {missing[0]}; pass the vocab.txt of an ESM model")
+        raise InputError(
+            f"{file}: the vocabulary does not contain the token {missing[0]}; pass the vocab.txt of an ESM model"
+        )
     named = {name: _token_text(settings.get(name, token)) for name, token in _ESM_TOKENS.items()}
     if named != _ESM_TOKENS or set(_special_tokens_in_settings(settings)) - set(special):
         known = ", ".join(special)
         raise InputError(
-            f"{file}: {SETTINGS_NAME} names other special tokens than {known}, which is not supported for ESM models"
+            f"{file}: {SETTINGS_NAME} names special tokens other than {known}, which is not supported for ESM models"
         )
     tokenizer = Tokenizer(models.WordLevel(dict(token_ids), unk_token="<unk>"))
     known = "|".join(re.escape(token) for token in sorted(filter(None, token_ids), key=len, reverse=True))

@@ -244,8 +244,8 @@ class _RowEncoder:
             for row, (input_ids, _, _) in zip(rows, encoded, strict=True):
                 if row.text_pair is not None and len(input_ids) >= self.max_tokens:
                     raise InputError(
-                        f"{self.source}: {row.position}: has {self.max_tokens:,} tokens or more, and pairs cannot be "
-                        f"truncated for ESM models; shorten it, or raise {self.length_key}"
+                        f"{self.source}: {row.position}: the pair has {self.max_tokens:,} tokens or more, and pairs cannot "
+                        f"be truncated for ESM models; shorten it, or raise {self.length_key}"
                     )
         lengths = np.fromiter((len(input_ids) for input_ids, _, _ in encoded), np.int64, len(encoded))
         if lengths.max() > self.max_tokens:
@@ -341,7 +341,7 @@ class _RowEncoder:
         """Return the error for a row that has more tokens than a sequence may have."""
         also = ", or window" if self.task in _TASKS_WITH_WINDOWS else ""
         return InputError(
-            f"{self.source}: {position}: has {more_than}{tokens:,} tokens, but a sequence may have at most "
+            f"{self.source}: {position}: the row has {more_than}{tokens:,} tokens, but a sequence may have at most "
             f"{self.max_tokens:,}; shorten it, raise {self.length_key}, or pass --too-long truncate{also}"
         )
 

@@ -301,7 +301,7 @@ def _connect_to_daemon() -> DockerClient:
         reason = " ".join(str(error).split())
         raise InputError(
             f"--on docker: the Docker daemon at {address} cannot be used ({reason}); start it, or set DOCKER_HOST to "
-            "another daemon; a user who is not root must be in the group `docker`"
+            "another daemon (users other than root must be in the group `docker`)"
         ) from error
     return client
 

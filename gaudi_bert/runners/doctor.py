@@ -89,7 +89,7 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
             return CheckResult(
                 "store",
                 "failed",
-                f"{folder}: reading an object returned other bytes than were written",
+                f"{folder}: an object that was read back differs from what was written",
                 "use another object store",
             )
         objects.remove(f"{folder}/{name}")
@@ -227,7 +227,7 @@ def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[Che
     disk = CheckResult("disk", "ok", f"{facts.disk / 2**30:.1f} GiB free in the current folder")
     if facts.disk < needed:
         disk = replace(
-            disk, verdict="warning", remedy=f"make {needed / 2**30:.1f} GiB available, or lower packing.group_bytes"
+            disk, verdict="warning", remedy=f"free at least {needed / 2**30:.1f} GiB, or lower packing.group_bytes"
         )
     return [*results, disk]
 
@@ -271,7 +271,7 @@ def _check_engines(facts: _HostFacts, settings: PipelineSettings) -> CheckResult
     named = settings.training.engine
     if all(reasons.values()) or reasons.get(named):
         engine = "pytorch" if named == "auto" else named  # TensorFlow 2.15 lacks wheels for newer versions of Python
-        vendor_build = "install the vendor's build of the framework from the driver's release"
+        vendor_build = "install the vendor's build of the framework for the release of the driver"
         remedy = vendor_build if facts.device_nodes else install_command(engine)
         return CheckResult("engines", "warning", finding, f"to train with {engine}: {remedy}; or use --on docker")
     return CheckResult("engines", "ok", finding)
@@ -296,7 +296,7 @@ def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> Chec
     software, driver = _find_version_after_pattern("^", bridges[engine]) or _IMAGE_RELEASES[engine], facts.driver_release
     if not driver:
         remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
-        return CheckResult("driver", "failed", "hl-smi is not installed, or fails", remedy)
+        return CheckResult("driver", "failed", "hl-smi is not installed or fails", remedy)
     if driver == software:
         return CheckResult("driver", "ok", f"the driver and the software of {engine} are both from release {driver}")
     finding = f"the driver is from release {driver}, but the software of {engine} is from release {software}"

@@ -56,8 +56,8 @@ def finetune(
     for key, path in (("--out", out), ("task.labels", settings.task.labels)):
         if path is not None and is_in_store(path):
             raise InputError(
-                f"{key} {format_location(path)}: fine-tuning does not support an object store here; pass a local path, and "
-                "copy the files from or to the store"
+                f"{key} {format_location(path)}: fine-tuning does not support URLs of an object store for this path; pass a "
+                "local path"
             )
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
     with open_local_copies(paths, settings.store) as copies:

@@ -211,7 +211,7 @@ class PairJob(FineTuneJob):
         padding = 1 - stream.count_distinct_tokens(complete) / (complete * shape.pack_count * batch.length)
         return [
             f"{labelled.task.name}: {len(stream.rows):,} rows of {labelled.data.path}, {len(stream.lengths):,} distinct "
-            f"texts, {tokens:.1f} tokens of a row on average",
+            f"texts, {tokens:.1f} tokens per row on average",
             self._format_model(),
             f"an update is {stream.batch_rows:,} rows in {micro_batches} x {batch.packs} packs of {batch.length} positions"
             + (f" on each of {processes} processes" if processes > 1 else "")
@@ -235,8 +235,8 @@ def check_pair_settings(settings: PipelineSettings) -> None:
         value = getattr(section, key)
         if key in section.model_fields_set and value is not None:
             raise InputError(
-                f"finetune.{key} = {value}: the setting is not supported for {settings.task.name} with one loss over all "
-                "rows of an update, whose texts are packed by best fit into rows of one length; remove it"
+                f"finetune.{key} = {value}: the setting is not supported for {settings.task.name} with a loss that "
+                "compares all rows of an update; remove the setting"
             )
 
 
@@ -316,7 +316,8 @@ def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None,
         )
     if first.score is not None and settings.symmetric:
         raise InputError(
-            f"task.symmetric: the setting is for anchors and positives, but {data.path} has pairs with a score; remove it"
+            f"task.symmetric: the setting applies only to anchors and positives, but {data.path} has pairs with a score; "
+            "remove it"
         )
     if settings.loss == "cosine" and "scale" in settings.model_fields_set:
         raise InputError(

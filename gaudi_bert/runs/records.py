@@ -45,7 +45,7 @@ from gaudi_bert.training.sources import RecordSource, check_records_fit_model, o
 from gaudi_bert.training.weights import load_weights, make_bert_config, open_local_weights
 
 _DEFAULT_MODEL = (
-    "this is the default, for first tries; pass --model bert-base, bert-large or a config.json for another model"
+    "this small default model is for first experiments; pass --model bert-base, bert-large or a config.json to train another"
 )
 _SMALL_MODELS_RATE = " (the default for small models; BERT was published with --set training.learning_rate=1e-4)"
 
@@ -150,10 +150,10 @@ class _RecordsJob(Job[TrainingResult]):
         kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
         vocabulary = f"vocabulary {config.vocab_size:,}"
         if source.vocabulary_size is None:
-            vocabulary += " (the data does not state its own)"
+            vocabulary += " (the size of the model; the data does not state a vocabulary)"
         has_default_rate = "learning_rate" not in self._settings.training.model_fields_set
         return [
-            f"{find_preset_name(chosen) or 'a BERT'}: {format_count(config.num_hidden_layers, 'layer')}, "
+            f"{find_preset_name(chosen) or 'a BERT model'}: {format_count(config.num_hidden_layers, 'layer')}, "
             f"hidden size {config.hidden_size}, {count_parameters(config) / 1e6:,.1f} million parameters; {origin}",
             f"{format_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
             f"{training.optimizer}, learning rate {training.learning_rate:g}"
@@ -210,7 +210,7 @@ class _RecordsJob(Job[TrainingResult]):
             return
         with open_local_weights(initial, self._settings.store) as path:
             weights = load_weights(path, model, self._config)
-        missing = f"; {len(weights.missing_variables)} variables are not in the file and start from random numbers"
+        missing = f"; {len(weights.missing_variables)} variables are not in the file and are initialized randomly"
         reporter.say(
             f"train: starting from the weights in {weights.path} "
             f"({weights.kind}){missing if weights.missing_variables else ''}"

@@ -209,8 +209,8 @@ class RowJob(FineTuneJob):
                 for of_length in [f" of {length:,}" if len(data.lengths) > 1 else ""]
             ),
             *labelled.row_length_notes,
-            f"{self._format_model()}; {len(labelled.start.fresh)} variables start from random numbers",
-            f"finetune.batch_sequences asks for {section.batch_sequences:,} sequences per update, "
+            f"{self._format_model()}; {len(labelled.start.fresh)} variables are initialized randomly",
+            f"finetune.batch_sequences requests {section.batch_sequences:,} sequences per update, "
             f"{format_count(section.epochs, 'epoch')}; "
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
             *filter(None, [task.describe_unusual_data(data.rows)]),

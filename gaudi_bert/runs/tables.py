@@ -111,14 +111,14 @@ def train_on_table(
     training = settings.training
     if training.init_checkpoint is not None:
         raise InputError(
-            "training.init_checkpoint: the setting is only supported for packed records; for a packed table, pass the "
+            "training.init_checkpoint: the setting is supported only for packed records; for a packed table, pass the "
             "weights with --model"
         )
     for name, required in (("loss", "token"), ("measure_speedup", False)):
         value = getattr(training, name)
         if value != required:
             raise InputError(
-                f"training.{name} = {str(value).lower()}: the value is only supported for packed records; for a packed "
+                f"training.{name} = {str(value).lower()}: the value is supported only for packed records; for a packed "
                 f"table, set it to {str(required).lower()}"
             )
     with ExitStack() as stack:
@@ -408,7 +408,7 @@ def open_packed_table(path: Path) -> PackedTable:
     if not (notes / TOKENIZER_NAME).is_file():
         raise InputError(
             f"{folders[0]}: the table was packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, "
-            f"which stores the tokenizer with the table, or copy the tokenizer.json of the table's tokens to {notes}"
+            f"which stores the tokenizer with the table, or copy the tokenizer.json that created its tokens to {notes}"
         )
     stored = tuple(open_packed_tables(folder, sorted(folder.glob("packed-*.parquet"))) for folder in folders)
     return PackedTable(path, open_tokenizer(notes), tables, stored)

@@ -25,7 +25,7 @@ _IDS_AT_ONCE = 1 << 16  # the number of bytes of token ids that are converted to
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _LITERAL = re.compile(rb"[^\s,:\[\]{}\"]{1,400}")
 _IDS, _FIRST_ID = re.compile(rb"[-0-9, \t\n\r]*"), re.compile(rb"\[[ \t\n\r]*[-0-9]")
-_OTHER_KEY = "a key that is not known"
+_OTHER_KEY = "an unknown key"
 _PAIR = TextForms("a list of texts", ("text",))
 
 

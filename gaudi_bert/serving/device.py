@@ -157,7 +157,7 @@ def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[S
         except RuntimeError as error:
             if shape.rows == 1:
                 raise FailedError(
-                    f"batch shape {shape}: cannot be computed ({error}); pass a smaller --row-length"
+                    f"batch shape {shape}: the model cannot compute this shape ({error}); pass a smaller --row-length"
                 ) from error
             break
     for larger, smaller in pairwise(reversed(batch_seconds)):

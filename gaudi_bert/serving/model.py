@@ -264,7 +264,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     check_run_is_finished(path)
     if not any(path.glob("*.safetensors")):
         raise InputError(
-            f"{path}: contains no *.safetensors file, and other weight files are not supported; "
+            f"{path}: the folder contains no *.safetensors file, and other weight files are not supported; "
             "save the model with save_pretrained"
         )
     config = TaskConfig.read(path / "config.json")

@@ -343,10 +343,10 @@ def _read_api_key(file: Path) -> str:
     """
     try:
         if stat.S_IMODE(file.stat().st_mode) & stat.S_IROTH:
-            raise InputError(f"--api-key-file {file}: can be read by all users; run `chmod 600 {file}`")
+            raise InputError(f"--api-key-file {file}: all users can read the file; run `chmod 600 {file}`")
         key = read_text(file).strip()
     except OSError as error:
         raise InputError(f"--api-key-file {file}: {error.strerror}; pass a file that contains the key") from error
     if not key or not key.isascii() or len(key.split()) != 1:
-        raise InputError(f"--api-key-file {file}: must contain only the key, as one ASCII word without spaces")
+        raise InputError(f"--api-key-file {file}: the file must contain only the key, as one ASCII word without spaces")
     return key

@@ -72,9 +72,11 @@ def list_table_files(source: str | Path, reporter: Reporter | None = None) -> li
         return tables
     splits = _list_split_folders(path)
     if splits:
-        raise InputError(f"{path}: contains the splits {', '.join(splits)}; pass one split, for example {path / splits[0]}")
+        raise InputError(
+            f"{path}: the folder contains the splits {', '.join(splits)}; pass one split, for example {path / splits[0]}"
+        )
     raise InputError(
-        f"{path}: contains no {', '.join(_EXTENSIONS)} file; pass a folder of tables that have a column input_ids"
+        f"{path}: the folder contains no {', '.join(_EXTENSIONS)} file; pass a folder of tables with a column input_ids"
     )
 
 
@@ -106,13 +108,12 @@ def _list_matching_tables(source: str | Path) -> list[Path]:
     paths = sorted(map(Path, glob.glob(os.fspath(source))), key=lambda path: path.name)
     if not paths:
         raise InputError(
-            f"{source}: is neither a file nor a folder, and matches no file as a pattern; pass a {', '.join(_EXTENSIONS)} "
-            "file, "
-            "a folder of such files, or a pattern"
+            f"{source}: the path does not exist, and no file matches it as a pattern; pass a {', '.join(_EXTENSIONS)} "
+            "file, a folder of such files, or a pattern"
         )
     for path in paths:
         if not (path.is_file() and _has_table_extension(path)):
-            raise InputError(f"{path}: is not a {', '.join(_EXTENSIONS)} file; pass a pattern that matches only tables")
+            raise InputError(f"{path}: this is not a {', '.join(_EXTENSIONS)} file; pass a pattern that matches only tables")
     for path, following in itertools.pairwise(paths):
         if path.name == following.name:
             raise InputError(
@@ -253,16 +254,16 @@ def select_columns(
     names = list(schema.names)
     if tokens_column not in names:
         raise InputError(
-            f"{path}: has no column {tokens_column} (it has {', '.join(names)}); specify the column of the token ids with "
-            "--input-column, or create them from text with `gaudi-bert tokenize`"
+            f"{path}: the table has no column {tokens_column}, only {', '.join(names)}; name the column of the token ids "
+            "with --input-column, or create them from text with `gaudi-bert tokenize`"
         )
     for name in chosen or ():
         if name not in names:
-            raise InputError(f"{path}: has no column {name}, only {', '.join(names)}; check --columns")
+            raise InputError(f"{path}: the table has no column {name}, only {', '.join(names)}; check --columns")
     packed = [name for name in names if chosen is None or name in chosen or name == tokens_column]
     if tokens_column != TOKENS_COLUMN and TOKENS_COLUMN in packed:
         raise InputError(
-            f"{path}: contains both {TOKENS_COLUMN} and {tokens_column}; {_rename_or_omit_remedy(TOKENS_COLUMN)}"
+            f"{path}: the table contains both {TOKENS_COLUMN} and {tokens_column}; {_rename_or_omit_remedy(TOKENS_COLUMN)}"
         )
     if len(set(packed)) < len(packed):
         raise InputError(f"{path}: two of the columns {', '.join(packed)} have the same name; rename one of them")
@@ -305,7 +306,8 @@ def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
         for name in columns.stored_names:
             if name not in schema.names:
                 raise InputError(
-                    f"{path}: has no column {name}, although {files[0].name} has one; use the same columns in all files"
+                    f"{path}: the file has no column {name}, although {files[0].name} has one; use the same columns in all "
+                    "files"
                 )
             kind, first = schema.field(name).type, columns.schema.field(name).type
             if not is_same_type(kind, first):

@@ -137,7 +137,9 @@ def _tokenize_sources(
     signature = Signature("tokenize", settings.to_json_fields(), inputs)
     parts = [part for source in sources for part in split_source(source, settings.row_reading_settings, settings.part_bytes)]
     if not parts:
-        raise InputError(f"{', '.join(source.display_name for source in sources)}: contains no text; check the path")
+        raise InputError(
+            f"{', '.join(source.display_name for source in sources)}: the input contains no text; check the path"
+        )
     for part in parts:  # reject a file that does not match the options before the first file is tokenized
         if not part.start:
             say = run.reporter.say if part is parts[0] else None

@@ -153,7 +153,7 @@ class _TableVerifier:
         present = [identify_file(file) for file in list_table_files(self.source)]
         check_inputs_unchanged(packed, metadata.inputs, present, metadata.remedy)
         if signature.inputs != {file.name: file.identity for file in present}:
-            raise FailedError(f"{self._settings_path}: the inputs differ from those of metadata.json; {metadata.remedy}")
+            raise FailedError(f"{self._settings_path}: the inputs differ from those in metadata.json; {metadata.remedy}")
         return signature
 
     @property
@@ -405,7 +405,7 @@ def _read_token_column(packs: _PackedRowGroup, column: str, pack_count: int, slo
     """
     values, offsets = convert_lists_to_numpy(packs.path, packs.first, column, packs.table.column(column))
     if not (np.diff(offsets) == slots).all():
-        raise FailedError(f"{packs.location}: {column} does not have {slots} slots per pack; pack the table again")
+        raise FailedError(f"{packs.location}: {column} must have {slots} values per pack; pack the table again")
     return values[offsets[0] : offsets[-1]].reshape(pack_count, slots)
 
 
@@ -413,7 +413,9 @@ def _raise_for_first_slot(packs: _PackedRowGroup, column: str, is_wrong: AnyArra
     """Raise a FailedError that names the first slot for which `is_wrong` is true. Do nothing if no slot is wrong."""
     if is_wrong.any():
         pack, slot = np.unravel_index(int(np.argmax(is_wrong)), is_wrong.shape)
-        raise FailedError(f"{packs.path}: pack {packs.first + pack}: {column} is wrong at slot {slot}; pack the table again")
+        raise FailedError(
+            f"{packs.path}: pack {packs.first + pack}: {column} has a wrong value at slot {slot}; pack the table again"
+        )
 
 
 def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, row_of_sequence: IntArray) -> None:

@@ -66,8 +66,8 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
         )
     if config.attention != "bidirectional":
         raise InputError(
-            f"{weights.path}: the attention is {config.attention}, but a BERT of transformers has bidirectional attention; "
-            "pass a model with bidirectional attention"
+            f"{weights.path}: the attention is {config.attention}, but BERT models in transformers have bidirectional "
+            "attention; pass a model with bidirectional attention"
         )
     words = _find_vocabulary(weights, config, vocabulary, reporter)
     files = _build_files(weights, config, words)
@@ -127,7 +127,7 @@ def _find_vocabulary(weights: Weights, config: BertConfig, requested_path: Path 
         words = sum(1 for _ in open_file(path))
     if words <= config.vocab_size:
         return path
-    problem = f"{path}: has {words:,} tokens, but the model has only {config.vocab_size:,}"
+    problem = f"{path}: the vocabulary has {words:,} tokens, but the model has only {config.vocab_size:,}"
     if requested_path is not None:
         raise InputError(f"{problem}; pass the vocabulary with which the model was trained")
     reporter.say(f"note: {problem}, so the vocabulary is not exported")

@@ -222,7 +222,7 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     path = described.path
     if isinstance(task.head, VectorHead) or not task.head.needs_outputs:
         raise InputError(
-            f"{path}: a model for {task.name} has no predictions; run `gaudi-bert embed`, or fine-tune another task"
+            f"{path}: models for {task.name} make no predictions; run `gaudi-bert embed`, or fine-tune another task"
         )
     return _load_model(path, task, task.head, options, described.texts, described.max_sequence_length)
 
@@ -268,7 +268,7 @@ def _load_model(
     requested = options.max_sequence_length
     if requested is not None and not 3 <= requested <= positions:
         raise InputError(
-            f"--max-sequence-length {requested}: the length must be from 3 to {positions}, the model's number of positions"
+            f"--max-sequence-length {requested}: must be between 3 and {positions}, the number of positions of the model"
         )
     longest = requested or min(default_length or positions, positions)
     with _suggest_other_program(path):
@@ -310,7 +310,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
         return device, precision, device.notes
     note = (
         f"note: this processor ({processor.instructions}) does not multiply in bfloat16, so float32 is used; "
-        "to compute in bfloat16 all the same, use --precision bfloat16-always"
+        "to compute in bfloat16 anyway, pass --precision bfloat16-always"
     )
     return replace(device, compute_dtype="float32"), "float32", (*device.notes, note)
 
@@ -467,7 +467,7 @@ def embed(
         prompt = own.find_prompt(options.prompt_name) if options.prompt is None else options.prompt
         if prompt and not own.pools_prompt:
             raise InputError(
-                f"{path}: a mean without the tokens of the prompt is not supported; pass --prompt '' to use no prompt"
+                f"{path}: the model excludes prompts from mean pooling, which is not supported; pass --prompt ''"
             )
         normalize = own.normalize if options.normalize is None else options.normalize
         loaded = load_encoder(path, own, options, normalize=normalize)

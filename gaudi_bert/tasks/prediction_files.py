@@ -216,7 +216,7 @@ class StreamResult:
         counted = f"{format_count(self.rows, 'row')}, {format_count(self.tokens, 'token')}"
         cut = f"; {self.cut_rows:,} were longer than {self.max_sequence_length} tokens" if self.cut_rows else ""
         bad = f"; {self.bad_rows:,} cannot be read" if self.bad_rows else ""
-        lines = [f"{counted}{cut}{bad}; {100 * self.padding:.1f} % of what was computed is padding"]
+        lines = [f"{counted}{cut}{bad}; {100 * self.padding:.1f} % of the computed tokens are padding"]
         return lines if out is None else [*lines, f"Wrote {out}"]
 
 

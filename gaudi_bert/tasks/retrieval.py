@@ -257,8 +257,8 @@ class Reranking(SequenceTask):
         if not other:
             return None
         return (
-            f"note: {format_count(len(other), 'pair')} of a query and a document had another label in an earlier row,"
-            f" for the first time in {other[0]}; the training uses all of these rows"
+            f"note: {format_count(len(other), 'pair')} of a query and a document repeat an earlier pair with another"
+            f" label, first in {other[0]}; training uses all of these rows"
         )
 
     def group_rows_for_loss(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:

@@ -90,7 +90,7 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
         if key in settings.keys_set_by_user and task not in tasks and value != fields[key].default:
             what = task or "a text without a task"
             raise InputError(
-                f"task.{key} = {value}: the setting has no effect on {what}, only on {', '.join(tasks)}; remove the setting"
+                f"task.{key} = {value}: the setting has no effect on {what}, only on {', '.join(tasks)}; remove it"
             )
 
 

@@ -74,8 +74,8 @@ def read_task_labels(path: Path, task: TaskName, settings: TaskSettings) -> tupl
     odd = TagScheme(names).odd_tag if task == "token-classification" else None
     if odd is not None:
         raise InputError(
-            f"{path}: the tag {shorten(odd)!r} does not match the other tags, because either all tags except O need a"
-            " prefix such as B- and I-, or none of them; correct the file"
+            f"{path}: the tag {shorten(odd)!r} does not match the other tags; use a prefix such as B- or I- in all tags"
+            " except O, or in none"
         )
     return names
 

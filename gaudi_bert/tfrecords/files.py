@@ -60,7 +60,7 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
                 problem = f"the file is a symbolic link to {os.readlink(path)}, which does not exist; fix or remove the link"
                 raise InputError(f"{path}: {problem}")
             if not path.is_file():
-                problem = "expected a file, found a pipe, socket or device; remove it, or select the files by a pattern"
+                problem = "expected a file, found a pipe, socket or device; remove it, or select the files with a pattern"
                 raise InputError(f"{path}: {problem}")
         sizes = {path: path.stat().st_size for path in paths}
     if not sizes:
@@ -131,7 +131,7 @@ def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
     if len(first) > 1:
         raise InputError(
             f"{format_location(records)}: the folder contains both HDF5 files ({first[True]}) and other files"
-            f" ({first[False]}); select one format by a pattern"
+            f" ({first[False]}); select one format with a pattern"
         )
 
 

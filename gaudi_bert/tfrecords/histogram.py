@@ -219,9 +219,9 @@ def _report_bad_files(
     shown_files = _format_file_names([file.name for file, _ in bad_files], _MAX_REPORTED_FILES)
     summary = f"{inputs.shown}: {shown_files} of {file_count:,} cannot be read, for example {shorten(reasons[0], 300)}"
     if on_bad_file == "stop":
-        raise InputError(f"{summary}; make these files again, or skip them: {_SKIP_HINT}")
+        raise InputError(f"{summary}; create these files again, or skip them: {_SKIP_HINT}")
     if len(bad_files) == file_count:
-        raise InputError(f"{summary}; no file remains to pack, so make the files again")
+        raise InputError(f"{summary}; no file remains to pack, so create the files again")
     reporter.say(f"{summary}; these files are skipped because of --on-bad-file skip")
 
 
@@ -241,7 +241,9 @@ def _find_common_schema(inputs: RecordInputs, results: Sequence[_CountedRecords]
             f" in {_format_file_names(files)}"
             for schema, files in [(others[0], files_of[others[0]]), (common_schema, files_of[common_schema])]
         )
-        raise InputError(f"{inputs.shown}: all records must have the same size, found {sizes}; select one size by a pattern")
+        raise InputError(
+            f"{inputs.shown}: all records must have the same size, found {sizes}; select one size with a pattern"
+        )
     return common_schema
 
 

@@ -544,7 +544,7 @@ class PackEncoder:
                 status, next_pack, count = self.encode_packs(pack, end_pack, output, record_index[pack - first_pack :])
                 if status == _EncodeStatus.TOO_MANY_MASKED:
                     problem = "its sequences have more masked positions than the pack has masked slots"
-                    raise InputError(f"{path.name}: pack {next_pack - first_pack}: {problem}; make the plan again")
+                    raise InputError(f"{path.name}: pack {next_pack - first_pack}: {problem}; create the plan again")
                 handle.write(output[:count].data)
                 crc, size = crc32c(output[:count], crc), size + count
                 progress(next_pack - pack)

@@ -487,9 +487,9 @@ class ShardCache:
         needed = int(np.sort(self._table.bytes)[::-1][: streams * sets + ahead].sum())
         if needed > self._room:
             raise InputError(
-                f"{self._folder}: store.cache_bytes = {self._room:,} is too small, because each process needs {needed:,}"
-                f" bytes for the shards of {streams * sets} streams and the next {ahead} shards; set it to at least"
-                f" {needed:,} (on Kubernetes, also set kubernetes.scratch to twice as much)"
+                f"{self._folder}: store.cache_bytes = {self._room:,} is too small, because each process keeps"
+                f" {streams * sets + ahead} shards in its cache; set it to at least {needed:,} (on Kubernetes, also set"
+                " kubernetes.scratch to twice as much)"
             )
 
     def download(self, shard: int) -> None:

@@ -484,8 +484,8 @@ def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: 
         )
     differences = []
     for what, surplus, paths in (
-        ("sequences of the records are missing", _find_surplus_rows(expected, stored), files),
-        ("sequences are doubled, changed or not in the records", _find_surplus_rows(stored, expected), shards),
+        ("sequences of the records are missing from the packs", _find_surplus_rows(expected, stored), files),
+        ("sequences are duplicated, changed or not in the records", _find_surplus_rows(stored, expected), shards),
     ):
         if surplus.size:
             locations = [f"{paths[row[1]].name} record {row[2]}" for row in surplus[:_MAX_NAMED_FILES].tolist()]

@@ -225,7 +225,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         vocabulary, available = inputs.inputs.vocabulary, _get_available_memory()
         if vocabulary is not None and VocabularyInfo.from_file(vocabulary) != self.plan.vocabulary:
             raise InputError(
-                f"{vocabulary}: the vocabulary has changed since the plan was made; make the histogram and the plan again"
+                f"{vocabulary}: the vocabulary has changed since the plan was made; create the histogram and the plan again"
             )
         for number in group_numbers:
             self._check_lower_bound(number)
@@ -328,10 +328,10 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         try:
             proven = check_certificate(claimed, counts)
         except (FailedError, InputError) as error:
-            raise InputError(f"{self.plan_path}: group {number}: {error}; make the plan again") from error
+            raise InputError(f"{self.plan_path}: group {number}: {error}; create the plan again") from error
         if not group.lower_bound <= min(proven, group.packs):
-            problem = f"the plan claims a lower bound of {group.lower_bound} packs, but its prices prove only {proven}"
-            raise InputError(f"{self.plan_path}: group {number}: {problem}; make the plan again")
+            problem = f"the plan states a lower bound of {group.lower_bound} packs, but its data proves only {proven}"
+            raise InputError(f"{self.plan_path}: group {number}: {problem}; create the plan again")
 
 
 def _allocate_buffer(size: int) -> ByteArray:
@@ -364,14 +364,16 @@ def _match_planned_files(records: str | Path, sizes: Mapping[Path, int], plan: W
     paths = {path.name: path for path, size in sizes.items() if (path.name, size) not in bad}
     planned = {file.name: file for group in plan.groups for file in group.files}
     for name in sorted(paths.keys() - planned.keys()):
-        raise InputError(f"{paths[name]}: the plan does not contain this file; make the histogram and the plan again")
+        raise InputError(f"{paths[name]}: the plan does not contain this file; create the histogram and the plan again")
     for name, file in planned.items():
         if name not in paths:
-            raise InputError(f"{records}: the file {name} of the plan is missing; restore the file, or make the plan again")
+            raise InputError(
+                f"{records}: the file {name} of the plan is missing; restore the file, or create the plan again"
+            )
         size = sizes[paths[name]]
         if size != file.bytes:
             raise InputError(
-                f"{paths[name]}: the plan states {file.bytes} bytes, found {size}; make the histogram and the plan again"
+                f"{paths[name]}: the plan states {file.bytes} bytes, found {size}; create the histogram and the plan again"
             )
     return paths
 
@@ -436,7 +438,7 @@ def _read_group_into_memory(
         ):
             if actual != planned:
                 raise InputError(
-                    f"{path}: the plan states {what} = {planned}, found {actual}; make the histogram and the plan again"
+                    f"{path}: the plan states {what} = {planned}, found {actual}; create the histogram and the plan again"
                 )
 
     map_files_in_threads(read_file, tasks, workers)
@@ -489,7 +491,7 @@ def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path],
     raise InputError(
         f"{largest}: packing group {number} ({format_count(len(paths), 'file')}) requires {format_bytes(needed)} of memory,"
         f" but only {format_bytes(available)} are available; reduce packing.group_sequences, or split this file, which is"
-        " the largest of the group, and make the histogram and the plan again"
+        " the largest of the group, and create the histogram and the plan again"
     )
 
 

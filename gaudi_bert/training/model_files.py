@@ -61,7 +61,7 @@ class TaskConfig(ExtensibleArtefact):
         """Check that the keys of `id2label` are consecutive numbers, starting at 0."""
         missing = [number for number in range(len(names or ())) if str(number) not in (names or {})]
         if missing:
-            raise ValueError(f"the number {missing[0]} is missing among the numbers of {len(names or ())} labels")
+            raise ValueError(f"{len(names or ())} labels must be numbered from 0, but the number {missing[0]} is missing")
         return names
 
     @property
@@ -388,8 +388,9 @@ def _parse_activation(file: Path, class_name: object, label_count: int) -> Activ
     chosen = next((activation for activation in known if activation == kind), None)
     if chosen is None or module.partition(".")[0] != "torch":
         raise InputError(
-            f"{file}: activation_fn {short_repr(class_name)} is not supported (with {format_count(label_count, 'label')}, "
-            f"only {join_with_and(known)} of PyTorch can be used); run the model with sentence-transformers"
+            f"{file}: activation_fn {short_repr(class_name)} is not supported; models with "
+            f"{format_count(label_count, 'label')} may only use {join_with_and(known)} of PyTorch; run the model with "
+            "sentence-transformers"
         )
     return chosen
 

@@ -371,12 +371,12 @@ def format_plan(plan: RunPlan) -> list[str]:
     epochs = f" ({packs / plan.packs:,.1f} times the data)" if plan.packs else ""
     warmup = f"{settings.warmup_updates:,} of them are warm-up"
     if settings.warmup_updates > settings.updates:
-        warmup = f"all of them are warm-up, which is {settings.warmup_updates:,} updates long"
+        warmup = f"all of them are warm-up, which takes {settings.warmup_updates:,} updates"
     lines.append(f"{settings.updates:,} updates read about {packs * plan.packing_factor:,.0f} sequences{epochs}; {warmup}")
     times = plan.slots_per_pack / plan.mean_tokens if plan.mean_tokens is not None else 1.0
     if times > _LONG_ROWS and plan.slots_per_pack > _USUAL_SLOTS:
         lines.append(
-            f"note: rows of {plan.slots_per_pack:,} tokens are {times:.1f} times as long as the mean text "
+            f"note: rows of {plan.slots_per_pack:,} tokens are {times:.1f} times as long as an average text "
             f"({plan.mean_tokens:,.0f} tokens), and the cost of attention grows with the square of the row length, so "
             "shorter rows may be faster"
             + ("; set finetune.row_lengths = auto to use them" if settings.section == "finetune" else "")
@@ -434,12 +434,12 @@ def format_schedule(plan: RunPlan) -> list[str]:
     for action in ("evaluate", "save", "log"):
         updates = getattr(settings, f"{action}_every_updates")
         lines.append(
-            f"{action} every {updates:,} updates, that is every {updates * plan.sequences_per_update:,.0f} sequences"
+            f"{action} every {updates:,} updates, which is every {updates * plan.sequences_per_update:,.0f} sequences"
         )
     return [
         *lines,
         f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
         f"counted from the {settings.decay_from}, "
         f"betas {settings.beta_1:.6g} and {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "
-        f"losses normalized: {settings.loss_normalization}",
+        f"loss normalization: {settings.loss_normalization}",
     ]

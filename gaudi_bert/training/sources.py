@@ -100,9 +100,9 @@ class RecordSource:
         multiple = -(-self.stream_count // processes) * processes
         multiple, frequency = (multiple, "only once") if multiple <= MAX_STREAMS else (MAX_STREAMS, "less often")
         return (
-            f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the size "
-            f"of the packs is read (or fetched from the bucket); with `pack --set packing.shard_multiple={multiple}`, each "
-            f"shard is read {frequency}"
+            f"note: each shard is read by {readers} of the {processes} processes, so about {readers} times the size of "
+            f"the packs is read or downloaded; to read each shard {frequency}, pack the data with --set "
+            f"packing.shard_multiple={multiple}"
         )
 
     def open_packs(self) -> StoredPacks:

@@ -29,7 +29,7 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig, find_shape_mismatch, parameter_specs
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, find_checkpoint, is_checkpoint, read_checkpoint
 
-COPY_AGAIN = "copy the folder again, or save it again with save_pretrained"
+COPY_AGAIN = "copy the folder again, or save the model again with save_pretrained"
 # A file or folder name without separators, so that it cannot refer to anything outside of the folder that contains it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
 _BERT_VOCABULARY = 30522
@@ -374,7 +374,7 @@ def _convert_from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dic
         if value.shape != spec.shape:
             raise InputError(
                 f"weights: {full_name} must have the shape {spec.shape} according to config.json, but has {value.shape} "
-                "(both in the order of gaudi-bert); pass weights that match config.json"
+                "(in the layout of gaudi-bert); pass weights that match config.json"
             )
         ours[name] = value
     for name in [name for name in state if name.startswith(_TASK_HEADS)]:
@@ -390,7 +390,7 @@ def _convert_from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dic
                 )
         elif name not in _COUNTERS:
             raise InputError(
-                f"weights: the tensor {name} is not supported; pass the weights of a BertForPreTraining, a BertModel or a "
-                "BertFor... of a task"
+                f"weights: the tensor {name} is not supported; pass the weights of BertForPreTraining, BertModel, or a "
+                "BERT model with a task head"
             )
     return ours

@@ -40,7 +40,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ROWS, FOLDER = (
-    "rows.jsonl: line 1 (row 1): has no column 'text', only 'comment', 'mood'; name the column",
+    "rows.jsonl: line 1 (row 1): the row has no column 'text', only 'comment', 'mood'; name the column",
     "nowhere: no such folder; download it with `hf download nowhere --local-dir nowhere`",
 )
 FOLDER_MODEL = "--model my-model: a model folder can only be trained on a packed table, but --data is not a"
@@ -50,14 +50,14 @@ WRONG_TURNS = {
     "pack nowhere/ --out packed/": f"nowhere/: {NOTHING}",
     "pack ids.jsonl --out packed/": "ids.jsonl: the pack size is unknown; pass it, for example",
     "pack ids.jsonl --out packed/ --row-lengths 512,128": "--row-lengths 512,128: must be auto, or 1 to 3 ",
-    "pack rows.jsonl --out packed/ --max-sequence-length 8": "rows.jsonl: has no column input_ids (it has comment, mood)",
+    "pack rows.jsonl --out packed/ --max-sequence-length 8": "rows.jsonl: the table has no column input_ids, only",
     "train --data my-tfrecords --out run --model my-model": FOLDER_MODEL,
     "train --data half-records --out run": "half-records: packing has not finished; run the same `gaudi-bert write",
     "train --data half-table --out run --model my-model": "half-table: packing has not finished; run the same `gaudi-bert",
     "train --data half-rows --out run --model my-model": "half-rows: packing has not finished; run the same `gaudi-bert",
-    f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: line 1 (row 1): has no column 'label', only 'text'; ",
+    f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: line 1 (row 1): the row has no column 'label', only 'text'; ",
     "finetune --task classify --data train.jsonl --model MODEL --out t": "--task classify: must be classification, ",
-    "embed --model MODEL --data case --out v.npy": "case: is a folder; ",
+    "embed --model MODEL --data case --out v.npy": "case: this is a folder; ",
     "embed --model MODEL --data rows.jsonl --out v.npy": ROWS,
     "embed --model nowhere --data new.jsonl --out v.npy": FOLDER,
     "embed --model MODEL --data new.jsonl --out v.bin": "v.bin: embeddings can be written only as .npy, .parquet, .jsonl; ",

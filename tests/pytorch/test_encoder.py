@@ -117,7 +117,7 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
             lambda: PackedEncoder(model_of("deberta"), TOKENIZER),
             "model type 'deberta-v2': no mask keeps its sequences separate",
         ),
-        (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of transformers or tokenizers"),
+        (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: the type is not supported; pass a tokenizer"),
         (lambda: encoder_of(vocab_size=200), "tokens, but the model has only 200; pass"),
         (
             lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65),

@@ -51,7 +51,7 @@ WORKERS = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1}
             {},
             "train_sampling_strategy: the argument does not apply to packs",
         ),
-        (WORKERS, {}, "dataloader_persistent_workers: .*each epoch starts its own workers.*omit it"),
+        (WORKERS, {}, "dataloader_persistent_workers: .*each epoch starts new workers.*omit it"),
         (
             {"remove_unused_columns": True},
             {"eval_dataset": "data"},

@@ -30,15 +30,20 @@ def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
 
 MISPLACED = '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}'
 BAD: list[tuple[str, str | bytes, str, str]] = [
-    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", "line 1 (row 1): has no column 'text', only 'txt', 'label'"),
-    ("x.jsonl", '{"text": "a"}', "classification", "line 1 (row 1): has no column 'label'"),
+    (
+        "x.jsonl",
+        '{"txt": "a", "label": "b"}',
+        "classification",
+        "line 1 (row 1): the row has no column 'text', only 'txt', 'label'",
+    ),
+    ("x.jsonl", '{"text": "a"}', "classification", "line 1 (row 1): the row has no column 'label'"),
     ("x.jsonl", '{"text": " ", "label": "b"}', "classification", "line 1 (row 1): text is empty"),
     ("x.jsonl", '{"text": 3, "label": "b"}', "classification", "line 1 (row 1): text is 3; it must be a text"),
     (
         "x.jsonl",
         '{"text": "a", "label": 3}',
         "classification",
-        "line 1 (row 1): label is the number 3; pass the names of the labels",
+        "line 1 (row 1): label is the number 3; pass a file with the names of the labels",
     ),
     ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", "label is ['b']; it must be the name of a label"),
     ("x.jsonl", '{"text": "a", "label": true}', "multi-label", "label is True; it must be a list of names"),
@@ -51,10 +56,10 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
         "causal-language-modelling",
         "input_ids[1] is True; a token id must be an integer",
     ),
-    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", "line 1 (row 1): has 1 words and 0 tags"),
+    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", "line 1 (row 1): the row has 1 words and 0 tags"),
     ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", "tokens[1] is ''"),
-    ("x.jsonl", '{"text": "a"}', "token-classification", "line 1 (row 1): has no column 'tokens', only 'text'"),
-    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", "line 1 (row 1): has no `answers`"),
+    ("x.jsonl", '{"text": "a"}', "token-classification", "line 1 (row 1): the row has no column 'tokens', only 'text'"),
+    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", "line 1 (row 1): the row has no `answers`"),
     (
         "x.jsonl",
         MISPLACED,
@@ -84,14 +89,14 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
         "classification",
         "if the file has no header line, name all columns: --columns text,label,id",
     ),
-    ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: is not CSV"),
+    ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: the row is not valid CSV"),
     ("x.xyz", "a", "classification", "extension is not supported"),
     ("x.parquet", "no", "classification", "cannot be read as a Parquet"),
 ]
 RETRIEVAL: list[tuple[str, str, str]] = [
     ("embedding", '{"anchor": "a cat"}', "has no column 'positive', only 'anchor'; name the"),
     ("embedding", '{"anchor": "cat", "positive": "cat"}', "both texts are 'cat'"),
-    ("embedding", '{"anchor": "a", "positive": "b", "label": 0}', "has a column label in addition to anchor and positive"),
+    ("embedding", '{"anchor": "a", "positive": "b", "label": 0}', "has a column label, but rows with anchor and positive"),
     ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; labels of reranking must be numbers from 0"),
     ("reranking", '{"query": "a", "label": 1}', "has no column 'document', only"),
     ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text or a list of texts"),
@@ -111,7 +116,7 @@ RETRIEVAL: list[tuple[str, str, str]] = [
     (
         "embedding",
         '{"anchor": "a", "positive": "b", "negative_1": "c", "scores": [0.9, 0.1]}',
-        "has a column scores in addition to anchor",
+        "has a column scores, but rows with anchor",
     ),
 ]
 BAD += [("x.jsonl", row, task, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
@@ -133,7 +138,7 @@ def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": "no"}\n{"text": "a", "label": 2}')
     found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
     assert [next(found).label, next(found).label] == ["yes", "no"]  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"line 3 \(row 3\): label is 2; the file of --labels names the labels 0 to 1"):
+    with pytest.raises(InputError, match=r"line 3 \(row 3\): label is 2; the --labels file defines only the labels 0 to 1"):
         next(found)
     write(labels, "no\nno\n")
     with pytest.raises(InputError, match="line 2: 'no' is listed twice"):
@@ -145,7 +150,7 @@ def test_a_class_number_may_have_leading_zeros(tmp_path: Path) -> None:
     (row,) = rows_of(write(tmp_path / "x.tsv", f"text\tlabel\na\t{'0' * zeros}1\n"), "classification", labels=labels)
     assert row[1:] == ("a", None, "yes")
     for digits in (f"{'0' * zeros}2", f"-{'0' * zeros}1", f"{10**400}"):
-        with pytest.raises(InputError, match="the file of --labels names the labels 0 to 1"):
+        with pytest.raises(InputError, match="the --labels file defines only the labels 0 to 1"):
             rows_of(write(tmp_path / "x.tsv", f"text\tlabel\na\t{digits}\n"), "classification", labels=labels)
 
 

@@ -49,7 +49,7 @@ def test_a_header_under_given_names_is_refused(tmp_path: Path, kind: str, column
     with pytest.raises(InputError, match=r"line 1 \(row 1\): .* looks like a header"):
         rows_of(path, **settings)
     assert len(rows_of(path, **settings, no_header=True)) == len(table)
-    with pytest.raises(InputError, match=r"--no-header needs the names of the columns; .*--columns"):
+    with pytest.raises(InputError, match=r"--no-header requires the column names; .*--columns"):
         rows_of(path, no_header=True)
 
 
@@ -86,13 +86,13 @@ def test_tables_of_any_separator_and_encoding(tmp_path: Path, kind: str, delimit
 @pytest.mark.parametrize(
     ("name", "content", "settings", "messages"),
     [
-        ("x.csv", b"Nr;Text\n1;so\n", {}, ["--delimiter ';'", "it has no column 'text'"]),
+        ("x.csv", b"Nr;Text\n1;so\n", {}, ["--delimiter ';'", "the column 'text' is missing"]),
         ("x.csv", b"Nr\tText\n1\tso\n", {}, ["--delimiter TAB"]),
         ("x.tsv", b"Nr,Text\n1,so\n", {}, ["--delimiter ','"]),
-        ("x.tsv", b"a\t0\n", {"columns": ("text", "b", "c")}, ["line 1 (row 1): has 2 cells, but the table has 3"]),
+        ("x.tsv", b"a\t0\n", {"columns": ("text", "b", "c")}, ["line 1 (row 1): the row has 2 cells, but the table has 3"]),
         ("x.csv", b"1;so\n", {"columns": ("id", "text")}, ["line 1 (row 1): has 1 cells", "--delimiter ';'"]),
-        ("x.csv", "Nr,text\n1,süß\n".encode("cp1252"), {}, ["line 2: is not UTF-8 at byte 3", "--encoding cp1252"]),
-        ("x.csv", "Nr,text\n".encode("utf-16"), {}, ["line 1: is not UTF-8", "--encoding utf-16"]),
+        ("x.csv", "Nr,text\n1,süß\n".encode("cp1252"), {}, ["line 2: the line is not UTF-8 at byte 3", "--encoding cp1252"]),
+        ("x.csv", "Nr,text\n".encode("utf-16"), {}, ["line 1: the line is not UTF-8", "--encoding utf-16"]),
         ("x.txt", "süß\n".encode("utf-16"), {}, ["--encoding utf-16"]),
         ("x.txt", b"\x81\n", {"encoding": "cp1252"}, ["line 1 (row 1): is not cp1252 at byte 0", "--encoding utf-8"]),
         ("x.txt", b"\xff\xfea", {"encoding": "utf-16"}, ["not utf-16", "--encoding"]),

@@ -187,7 +187,7 @@ def test_names_of_columns_are_for_tables(tmp_path: Path) -> None:
 def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "a", "b": "c"}\n{"text": "a", "b": null}\n{"text": "a"}\n')
     with pytest.raises(
-        InputError, match=r"line 3 \(row 3\): has no column 'b', only 'text'; name the column with --text-pair"
+        InputError, match=r"line 3 \(row 3\): the row has no column 'b', only 'text'; name the column with --text-pair"
     ):
         rows_of(tmp_path / "x.jsonl", text_pair="b")
     (tmp_path / "x.csv").write_text("text,b\na,c\na,\n")
@@ -205,13 +205,31 @@ QUESTION = '{"question": "y?", "context": "c", "answers": []}'
 @pytest.mark.parametrize(
     ("name", "content", "task", "settings", "line"),
     [
-        ("x.csv", "a,b,c\nso so,2,3\n", "regression", SCORED, "CSV, a (text), c (label); line 2 (row 1) begins 'so so'"),
-        ("x.tsv", "so\tjoy\n", "classification", NAMED, "TSV, text, label; line 1 (row 1) begins 'so'"),
-        ("x.jsonl", '\n{"text": "a", "text_pair": "b"}', None, {}, "JSON lines, text, text_pair; line 2 (row 1) begins 'a'"),
-        ("x.txt", "a  b" * 50, None, {}, "plain text; line 1 (row 1) begins '" + ("a b" * 50)[:60] + "...'"),
-        ("x.conll", "Bonn O\nis O\n", "token-classification", {}, "CoNLL, tokens, tags; line 1 (row 1) begins 'Bonn is'"),
-        ("x.jsonl", '{"input_ids": [5]}', CAUSAL, {}, "JSON lines, input_ids; line 1 (row 1) begins '5'"),
-        ("x.jsonl", QUESTION, ANSWERS, {}, "JSON lines, question, context, answers; line 1 (row 1) begins 'y?'"),
+        (
+            "x.csv",
+            "a,b,c\nso so,2,3\n",
+            "regression",
+            SCORED,
+            "CSV, a (text), c (label); line 2 (row 1) begins with 'so so'",
+        ),
+        ("x.tsv", "so\tjoy\n", "classification", NAMED, "TSV, text, label; line 1 (row 1) begins with 'so'"),
+        (
+            "x.jsonl",
+            '\n{"text": "a", "text_pair": "b"}',
+            None,
+            {},
+            "JSON lines, text, text_pair; line 2 (row 1) begins with 'a'",
+        ),
+        ("x.txt", "a  b" * 50, None, {}, "plain text; line 1 (row 1) begins with '" + ("a b" * 50)[:60] + "...'"),
+        (
+            "x.conll",
+            "Bonn O\nis O\n",
+            "token-classification",
+            {},
+            "CoNLL, tokens, tags; line 1 (row 1) begins with 'Bonn is'",
+        ),
+        ("x.jsonl", '{"input_ids": [5]}', CAUSAL, {}, "JSON lines, input_ids; line 1 (row 1) begins with '5'"),
+        ("x.jsonl", QUESTION, ANSWERS, {}, "JSON lines, question, context, answers; line 1 (row 1) begins with 'y?'"),
     ],
 )
 def test_the_first_line_says_what_is_read(
@@ -220,7 +238,7 @@ def test_the_first_line_says_what_is_read(
     path, said = write(tmp_path / name, content), []
     labelled = task is not None and "language" not in task
     assert list(read_rows(path, task, TaskSettings(**settings), labelled=labelled, say=said.append))
-    assert said == [f"{path}: reads {line}"]
+    assert said == [f"{path}: reading {line}"]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "conll"])

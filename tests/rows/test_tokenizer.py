@@ -134,16 +134,16 @@ def changed(settings: dict[str, Any], **files: Any) -> Kind:
             changed({"added_tokens_decoder": {"3": {"content": "<x>"}}}),
             "expected the token id 3 for the added token '<x>', found",
         ),
-        (changed({"never_split": ["cat"]}), "has the setting never_split of BertTokenizer"),
-        (changed({"added_tokens_decoder": 3}), "does not contain a valid tokenizer"),
+        (changed({"never_split": ["cat"]}), "contains the setting never_split of BertTokenizer"),
+        (changed({"added_tokens_decoder": 3}), "the file is not a valid tokenizer"),
         (Kind(None, [3]), r"tokenizer_config.json: expected an object, found \[3\]"),  # type: ignore[arg-type]
         (
             Kind(None, {"tokenizer_class": "EsmTokenizer"}, "esm", vocabulary=ESM[1:]),
-            "contains no token <cls>; pass the vocab.txt",
+            "does not contain the token <cls>; pass the vocab.txt",
         ),
         (
             Kind(None, {"tokenizer_class": "EsmTokenizer", "additional_special_tokens": ["<x>"]}, "esm", vocabulary=ESM),
-            "names other special tokens than <cls>",
+            "names special tokens other than <cls>",
         ),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_is_wrong_is_named(kind: Kind, message: str, tmp_path: Path) -> Non
 def test_pairs_of_esm_are_not_cut(tmp_path: Path) -> None:
     library, settings = read_tokenizer_files(KINDS["esm"].write(tmp_path / "m"))
     with pytest.raises(
-        InputError, match="row 0: has 12 tokens or more, and pairs cannot be truncated for ESM models; shorten it"
+        InputError, match="row 0: the pair has 12 tokens or more, and pairs cannot be truncated for ESM models; shorten it"
     ):
         ours(RowTokenizer(library, tmp_path, settings))
 
@@ -164,7 +164,7 @@ def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"contains no tokenizer; put tokenizer.json or vocab.txt there"):
         open_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="does not contain a valid tokenizer"):
+    with pytest.raises(InputError, match="the file is not a valid tokenizer"):
         open_tokenizer(tmp_path)
     with pytest.raises(InputError, match=r"nowhere: no such folder; check the path"):
         open_tokenizer(tmp_path / "nowhere")

@@ -116,7 +116,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 def test_a_text_far_too_long_is_refused_by_its_row(tokenizer: RowTokenizer) -> None:
     rows: list[Row] = [TextRow(RowPosition(number), "cat " * words) for number, words in ((3, 1), (7, 9999), (8, 10))]
     with pytest.raises(
-        InputError, match=r"x\.jsonl: row 7: has more than \d{2,3} tokens, but a sequence may have at most 9"
+        InputError, match=r"x\.jsonl: row 7: the row has more than \d{2,3} tokens, but a sequence may have at most 9"
     ):
         tokenized(rows, tokenizer, None, 9, too_long="error")
 

@@ -49,7 +49,7 @@ def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> No
     listener = Listener()
     for task in ("classification", "causal-language-modelling"):
         run(task, *files[task], finished(task).out, tmp_path / task, listener, dry_run=True)
-    assert listener.text.count("0 variables start from random numbers") == 2
+    assert listener.text.count("0 variables are initialized randomly") == 2
     decoder = finished("causal-language-modelling").out
     assert json.loads((decoder / "config.json").read_text())["is_decoder"]
     start = load_start_weights(

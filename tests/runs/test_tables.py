@@ -318,11 +318,11 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
         (
             "--data packed --set training.loss=sequence",
-            "training.loss = sequence: .* only supported for packed records; .* set it to token",
+            "training.loss = sequence: .* supported only for packed records; .* set it to token",
         ),
         (
             "--data packed --set training.init_checkpoint=x",
-            "training.init_checkpoint: .* only supported for packed records; .* --model",
+            "training.init_checkpoint: .* supported only for packed records; .* --model",
         ),
         ("--data packed --resume --overwrite", "--resume cannot be combined with --overwrite; pass only one of them"),
     ],

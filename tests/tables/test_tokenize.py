@@ -159,7 +159,7 @@ def test_a_file_that_the_options_do_not_fit_is_refused_before_the_first_is_read(
     (tmp_path / "texts" / "a.csv").write_text("id,comment\n1,alpha\n")
     (tmp_path / "texts" / "b.csv").write_text("id,text\n1,alpha\n")
     settings = TokenizeSettings(max_sequence_length=9, text_column="comment")
-    with pytest.raises(InputError, match=r"b\.csv: line 1: .* it has no column 'comment'"):
+    with pytest.raises(InputError, match=r"b\.csv: line 1: .* the column 'comment' is missing"):
         tokenize_texts([str(tmp_path / "texts")], tmp_path, tmp_path / "out", settings, a_run())
     assert not (tmp_path / "out").exists()
 

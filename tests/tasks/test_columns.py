@@ -52,7 +52,7 @@ def test_every_option_of_rows(folder: Path, command: str, data: str, monkeypatch
     done = run(folder, command, data, *options, "--delimiter", ";", "--encoding", "cp1252", "--on-bad-row", "skip")
     assert done.returncode == 0, done.stderr
     columns = "comment (text), other (text_pair)" + ", stars (label)" * (command == "finetune")
-    assert f"{columns}; line 1 (row 1) begins 'süß'\n" in done.stderr
+    assert f"{columns}; line 1 (row 1) begins with 'süß'\n" in done.stderr
     assert re.search("1 (of 4 rows|row) cannot be read", done.stderr), done.stderr
     if command in ("embed", "predict"):
         assert len((folder / f"{command}.jsonl").read_text().splitlines()) == 4

@@ -91,11 +91,13 @@ def test_two_classes_that_transformers_did_not_name(tmp_path: Path) -> None:
 def test_what_cannot_be_answered(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2, id2label={0: "bad", 1: "good"})
     long = write_lines(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}])
-    with pytest.raises(InputError, match=r"x.jsonl: line 2 [(]row 2[)]: has 92 tokens, but a sequence may have at most 64"):
+    with pytest.raises(
+        InputError, match=r"x.jsonl: line 2 [(]row 2[)]: the row has 92 tokens, but a sequence may have at most 64"
+    ):
         run(tmp_path / "m", long, tmp_path / "y.jsonl", too_long="error")
     assert len(run(tmp_path / "m", long, tmp_path / "y.jsonl")) == 2
     write_model(tmp_path / "mlm", "BertForMaskedLM")
-    with pytest.raises(InputError, match="masked-language-modelling has no predictions"):
+    with pytest.raises(InputError, match="models for masked-language-modelling make no predictions"):
         run(tmp_path / "mlm", long, tmp_path / "z.jsonl")
 
 
@@ -360,7 +362,9 @@ def test_rows_without_any_token_are_named(folder: Path, tmp_path: Path) -> None:
 
 def test_prompts_that_cannot_be_used(prompted: Path, data: Path, tmp_path: Path) -> None:
     (prompted / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
-    with pytest.raises(InputError, match="m: a mean without the tokens of the prompt is not supported; pass --prompt ''"):
+    with pytest.raises(
+        InputError, match="m: the model excludes prompts from mean pooling, which is not supported; pass --prompt ''"
+    ):
         embedded(prompted, data, tmp_path / "v.npy")
     assert embedded(prompted, data, tmp_path / "v.npy", EmbedOptions(prompt="")).rows == 25
 

@@ -44,12 +44,13 @@ def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -
         assert (tmp_path / "out" / name).read_bytes() == (folder / "tuned" / name).read_bytes(), name
     assert list((tmp_path / "scratch").iterdir()) == [], "scratch is left"
     with pytest.raises(
-        InputError, match=r"--out s3://bucket/tasks/out: fine-tuning does not support an object store here; pass a local"
+        InputError,
+        match=r"--out s3://bucket/tasks/out: fine-tuning does not support URLs of an object store",
     ):
         tune(folder / ROWS, folder / HELD_OUT, folder / "bert", f"{URL}/out")
     labels = {"labels": f"{URL}/labels.txt"}
     with pytest.raises(
-        InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning does not support an object store here"
+        InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning does not support URLs of an object store"
     ):
         tune(folder / ROWS, folder / HELD_OUT, folder / "bert", tmp_path / "other", task_settings=labels)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/none.jsonl: the bucket does not exist or"):

@@ -70,8 +70,8 @@ def move_token_to_the_neighbour(packs: Packs) -> None:
 
 MUTATIONS: dict[str, tuple[Callable[[Packs], object], str]] = {
     "pack dropped": (lambda packs: packs.pop(1), "missing"),
-    "pack doubled": (lambda packs: packs[1].update(packs[0]), "are missing.*doubled"),
-    "pack added": (lambda packs: packs.append(packs[0]), "doubled"),
+    "pack duplicated": (lambda packs: packs[1].update(packs[0]), "are missing.*duplicated"),
+    "pack added": (lambda packs: packs.append(packs[0]), "duplicated"),
     "token changed": (set_first("input_ids", flipped), "missing"),
     "token moved to the neighbour": (move_token_to_the_neighbour, "missing"),
 }
@@ -133,7 +133,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
         f"{INDEX}: the sizes and checksums in the index differ",
     ),
     (removed(INDEX), f"{INDEX}: the index is missing"),
-    (rewritten("records/part-2", without_first), "1 sequences are doubled, changed or not in the records"),
+    (rewritten("records/part-2", without_first), "1 sequences are duplicated, changed or not in the records"),
     (rewritten("records/part-2", rotated), "part-2 has changed since it was packed"),
     (removed("records/part-2"), "missing from the records: part-2"),
     (copied("records/part-2", "records/part-9"), "input file part-9 "),

@@ -187,7 +187,7 @@ class _StartTimer:
             if problem.state is ProblemState.WAITING:
                 self._reporter.say(f"{problem} (the run gives up after {format_seconds(self._start_seconds)})")
             else:
-                self._reporter.say(f"{problem.reason}; the cluster tries again")
+                self._reporter.say(f"{problem.reason}; the cluster retries")
         return False
 
 

@@ -224,8 +224,8 @@ def _check_claim_is_deletable(settings: PipelineSettings, cluster: Cluster) -> N
     if users:
         remove = f"kubectl delete --namespace {cluster.namespace} {min(users)}"
         raise InputError(
-            f"claim {name} is mounted by {', '.join(sorted(users))}, which `gaudi-bert k8s delete` does not delete; delete "
-            f"them first ({remove}; or for a served model: kubectl delete -k FOLDER), or run without --data"
+            f"claim {name} is mounted by {', '.join(sorted(users))}, which `gaudi-bert k8s delete` does not delete; first "
+            f"run `{remove}` (for a served model: `kubectl delete -k FOLDER`), or omit --data"
         )
 
 

@@ -377,7 +377,7 @@ def write_manifests(settings: PipelineSettings, stages: Sequence[str], folder: P
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: this is a file and not a folder; choose another path")
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
-        raise InputError(f"{folder}: contains files that --render has not written; choose another folder")
+        raise InputError(f"{folder}: the folder contains files that --render did not write; choose another folder")
     files, parts = _build_kustomize_folder(settings, stages)
     texts = {
         folder / name: f"{_FIRST_LINE}\n{yaml.dump(item, Dumper=_ManifestDumper, sort_keys=False, width=120)}"

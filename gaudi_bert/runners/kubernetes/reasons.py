@@ -397,7 +397,7 @@ def find_suspension_problem(cluster: Cluster, job: Json) -> Problem:
     checks = [check for check in status.get("admissionChecks") or () if check.get("state") != "Ready"]
     reasons += [f"admission check {each['name']}: {each.get('message') or each.get('state', 'Pending')}" for each in checks]
     queue = (job["metadata"].get("labels") or {}).get(QUEUE_LABEL)
-    waits = f"waits for its queue {queue}" if queue else "is suspended until somebody resumes it"
+    waits = f"waits for its queue {queue}" if queue else "is suspended until it is resumed"
     details = "; ".join(dict.fromkeys(reasons)) or "the queue has not examined it yet"
     message = " ".join(f"{format_object_title(job)} {waits}: {details}".split())
     advice = find_advice(message)

@@ -115,7 +115,7 @@ def _run_step(cluster: Cluster, settings: PipelineSettings, job: Manifest, repor
             follow_step(cluster, job, reporter, settings.kubernetes.start_seconds)
             return "done"
         except PodsStoppedError as error:
-            reporter.say(f"{error}; the step is submitted again")
+            reporter.say(f"{error}; submitting the step again")
     return "skipped"
 
 
@@ -302,9 +302,7 @@ def _submit_unless_complete(cluster: Cluster, settings: PipelineSettings, job: M
             return True
         except ConflictError:
             continue  # somebody created one at the same moment, so read it and check it
-    raise FailedError(
-        f"{kind} {name} is created again and again by another run; run only one pipeline of this name at a time"
-    )
+    raise FailedError(f"another run keeps recreating {kind} {name}; run only one pipeline of this name at a time")
 
 
 def delete_and_wait(cluster: Cluster, settings: PipelineSettings, kind: str, name: str) -> None:

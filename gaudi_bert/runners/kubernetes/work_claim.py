@@ -134,9 +134,9 @@ def _access_mode_error(settings: PipelineSettings, subject: str, access_modes: S
         access_modes: The access modes.
     """
     remedy = (
-        f"set kubernetes.access_mode to {_MANY_NODES}, and kubernetes.storage_class to a class that supports it (to delete "
-        "an older claim with its data: gaudi-bert k8s delete PIPELINE --data), or set kubernetes.work_claim to a claim "
-        "that has it"
+        f"set kubernetes.access_mode to {_MANY_NODES}, and kubernetes.storage_class to a class that supports it, or set "
+        "kubernetes.work_claim to a claim with this access mode (`gaudi-bert k8s delete PIPELINE --data` deletes an "
+        "existing claim and its data)"
     )
     workers = f"the {settings.resources.workers} workers may run on several nodes"
     return InputError(f"{subject}: only one node can mount a {', '.join(access_modes)} volume, but {workers}; {remedy}")

@@ -26,8 +26,8 @@ from gaudi_bert.common.files import check_regular_file, explain_os_errors, open_
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5, HDF5_ENDINGS, Hdf5Rows, is_hdf5
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, MAX_RECORD_BYTES
 
-NO_RECORD = "the file contains no records; remove it, or make it again"
-_REMEDY = "copy or make the file again"
+NO_RECORD = "the file contains no records; remove it, or create it again"
+_REMEDY = "copy the file again, or create it again"
 _PIECE_BYTES = 1 << 20
 
 
@@ -59,7 +59,7 @@ StatusAndSize = tuple[int, int]
 # The error message for each status.
 PROBLEMS = {
     ScanStatus.INCOMPLETE: f"the file ends within this record; {_REMEDY}",
-    ScanStatus.INDEX_FULL: "the file contains more records than the plan states; make the histogram and the plan again",
+    ScanStatus.INDEX_FULL: "the file contains more records than the plan states; create the histogram and the plan again",
     ScanStatus.BAD_LENGTH: f"the record is damaged, because the CRC of its length is wrong; {_REMEDY}",
     ScanStatus.BAD_BYTES: f"the record is damaged, because its CRC is wrong; {_REMEDY}",
     ScanStatus.TOO_LONG: f"the record is longer than {MAX_RECORD_BYTES} bytes, the maximum of a valid record; {_REMEDY}",
@@ -271,13 +271,13 @@ def _detect_compression(path: Path, first_bytes: bytes) -> str:
         InputError: The file is empty, has another format, or its suffix and its content disagree on whether it is HDF5.
     """
     if not first_bytes:
-        raise InputError(f"{path}: the file is empty; remove it, or make it again")
+        raise InputError(f"{path}: the file is empty; remove it, or create it again")
     is_hdf5_content, is_named_hdf5 = is_hdf5(path, first_bytes), path.suffix in HDF5_ENDINGS
     if is_hdf5_content != is_named_hdf5:
         suffixes = " or ".join(HDF5_ENDINGS)
         if is_hdf5_content:
             raise InputError(f"{path}: the name of an HDF5 file must end in {suffixes}; rename the file")
-        raise InputError(f"{path}: expected an HDF5 file because of its name; rename the file, or make it again")
+        raise InputError(f"{path}: expected an HDF5 file because of its name; rename the file, or create it again")
     if is_hdf5_content:
         return HDF5
     if len(first_bytes) == 12 and masked_crc32c(crc32c(first_bytes[:8])) == struct.unpack("<I", first_bytes[8:])[0]:

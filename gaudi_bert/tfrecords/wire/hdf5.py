@@ -89,7 +89,9 @@ def _explain_hdf5_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
         reason = shorten(" ".join(str(error).split()), 200)
-        raise InputError(f"{path}: the file is not readable as HDF5 ({reason}); copy or make the file again") from error
+        raise InputError(
+            f"{path}: the file is not readable as HDF5 ({reason}); copy the file again, or create it again"
+        ) from error
 
 
 class EncodedRows(NamedTuple):
@@ -203,7 +205,7 @@ class Hdf5Rows:
         if dataset.dtype.kind not in "iu" or not dataset.shape:
             raise InputError(
                 f"{self.path}: dataset {name} must contain rows of integers, found {dataset.dtype}"
-                f" {dataset.shape}; make the file again"
+                f" {dataset.shape}; create the file again"
             )
         return dataset
 
@@ -220,7 +222,7 @@ class Hdf5Rows:
         if claimed_bytes > _MAX_COMPRESSION_RATIO * file_bytes:
             rows = self._columns[0].dataset.shape[0]
             raise InputError(
-                f"{self.path}: a file of {file_bytes:,} bytes cannot contain the claimed {rows:,} rows; make it again"
+                f"{self.path}: a file of {file_bytes:,} bytes cannot contain the claimed {rows:,} rows; create it again"
             )
 
     def _read_schema(self) -> UnpackedSchema:
@@ -236,7 +238,7 @@ class Hdf5Rows:
         for name in ("input_ids", "masked_lm_ids"):
             if len(shapes[name]) != 2:
                 raise InputError(
-                    f"{self.path}: dataset {name} must have two dimensions, but has the shape {shapes[name]}; make it again"
+                    f"{self.path}: dataset {name} must have two dimensions, found {shapes[name]}; create the file again"
                 )
         (count, length), predictions = shapes["input_ids"], shapes["masked_lm_ids"][1]
         labels = (count, 1) if shapes["next_sentence_labels"] == (count, 1) else (count,)
@@ -245,7 +247,7 @@ class Hdf5Rows:
             if shape != expected_shape:
                 raise InputError(
                     f"{self.path}: dataset {name} has the shape {shape}, but the other datasets require {expected_shape};"
-                    " make the file again"
+                    " create the file again"
                 )
         try:
             return UnpackedSchema(length, predictions)

@@ -63,7 +63,7 @@ def test_only_a_wait_that_lasts_15_seconds_is_reported_and_once(told: Told) -> N
 
 
 def test_what_has_ended_is_reported_at_once_without_what_a_person_would_do(told: Told) -> None:
-    assert told.at(0, DISK) == ["pod p-1: error: disk full; the cluster tries again"]
+    assert told.at(0, DISK) == ["pod p-1: error: disk full; the cluster retries"]
     assert told.at(10, Problem(ProblemState.CONTINUES, DISK.reason.replace("p-1", "p-2"))) == []
 
 
@@ -77,7 +77,7 @@ def test_every_pod_that_is_lost_is_reported_once(server: FakeApiServer, said: io
     server.script("demo-plan", *(active(item) for item in killed for _ in range(2)), complete(succeeded("p-2")))
     assert run(["plan"]) == {"plan": "done"}
     lines = [line for line in said.getvalue().splitlines() if "OOMKilled" in line]
-    message = "a container exceeded its memory limit (OOMKilled, memory limit: 2Gi); the cluster tries again"
+    message = "a container exceeded its memory limit (OOMKilled, memory limit: 2Gi); the cluster retries"
     assert lines == [f"pod p-{number}: {message}" for number in (0, 1, 1)]
 
 
@@ -210,7 +210,7 @@ def test_pods_that_are_taken_away_save_and_their_successors_go_on(
     server.script("demo-train", Moment(ACTIVE, both()), Moment(ACTIVE, taken), AGAIN, TRAINED)
     assert run(["train"], *options(kind)) == {"train": "done"}
     assert server.created(kind) == ["demo-train"], "the Job itself makes them anew"
-    assert "stopped on request after update 174 of 800; the cluster tries again" in said.getvalue()
+    assert "stopped on request after update 174 of 800; the cluster retries" in said.getvalue()
 
 
 # --- what is shown of the logs of pods, and how far a step is, in one line a minute

@@ -195,7 +195,7 @@ def test_manifests_of_a_changed_pipeline_name_another_configuration(tmp_path: Pa
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(InputError, match="contains files that --render has not written"):
+    with pytest.raises(InputError, match="contains files that --render did not write"):
         write_manifests(load_pipeline(None), list_pipeline_stages(load_pipeline(None)), tmp_path)
 
 

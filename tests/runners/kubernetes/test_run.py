@@ -192,7 +192,7 @@ def test_a_step_that_is_stopped_is_started_again_however_often(
     server.script("demo-plan", *[active(running("p")), *stopped] * 6, active(running("q")), complete(succeeded("q")))
     assert run(PLAN) == {"plan": "done"}
     assert server.created("Job") == ["demo-plan"] * 7
-    assert said.getvalue().count("; the step is submitted again") == 6
+    assert said.getvalue().count("; submitting the step again") == 6
     assert "same command again" not in said.getvalue()
 
 

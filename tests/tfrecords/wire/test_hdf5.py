@@ -297,12 +297,12 @@ def test_names_and_contents_must_agree(tmp_path: Path) -> None:
     for name, message in {
         "rows.bin": r"the name of an HDF5 file must end in .hdf5 or .h5",
         "rows.hdf5": "expected an HDF5 file because of its name",
-        "empty.h5": "the file is empty; remove it, or make it again",
+        "empty.h5": "the file is empty; remove it, or create it again",
     }.items():
         with pytest.raises(InputError, match=message):
             count_records(tmp_path / name, tmp_path / "histogram.json", a_run())
     path = write_columns(tmp_path / "none.h5", {name: values[:0] for name, values in columns_of(sequences).items()})
-    with pytest.raises(InputError, match=r"none.h5: the file contains no records; remove it, or make it again"):
+    with pytest.raises(InputError, match=r"none.h5: the file contains no records; remove it, or create it again"):
         count_records(path, tmp_path / "histogram.json", a_run())
 
 
