@@ -254,7 +254,7 @@ class PackedDataset(IterableDataset[Pack]):
             )
         if state.get("order") != ORDER_VERSION:
             raise InputError(
-                f"{self.folder}: the state is a position in reading order {short_repr(state.get('order'))}, but "
+                f"{self.folder}: the state was saved for reading order {short_repr(state.get('order'))}, but "
                 f"this version reads in order {ORDER_VERSION}; train again from the beginning"
             )
         done = check_integer("packs_done", state.get("packs_done"), 0, self.packs)

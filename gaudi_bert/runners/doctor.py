@@ -364,7 +364,10 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
     rights = CheckResult("rights", "ok", f"the account has all {len(needed)} rights that a run uses")
     if missing:
         rights = CheckResult(
-            "rights", "failed", f"the account may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster"
+            "rights",
+            "failed",
+            f"the account may not {', '.join(missing)}",
+            "ask an administrator for the Role in k8s/in-cluster",
         )
     results = [_check_kubernetes_version(version, settings), namespace, rights]
     if any(result.verdict == "failed" for result in results[:2]):

@@ -428,8 +428,8 @@ def wait_for_inputs(
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         if waited >= timeout_seconds:
             raise FailedError(
-                f"{format_location(missing[0])}{others}: still missing after {format_seconds(waited)}, so {step} cannot "
-                "start; find out why the stage before it did not finish, then run the same command again"
+                f"{format_location(missing[0])}{others}: waited {format_seconds(waited)}, but the input of {step} is "
+                "still missing; find out why the previous stage did not finish, then run the same command again"
             )
         if waited == 0 or clock() - last_message >= _SAY_EVERY_SECONDS:
             last_message = clock()

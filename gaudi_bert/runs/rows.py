@@ -204,7 +204,7 @@ class RowJob(FineTuneJob):
             *(
                 f"{format_count(packing.packs, 'pack')}{of_length} of depth {packing.depth_used}, "
                 f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
-                f"no packing of this depth has fewer than {packing.lower_bound:,}"
+                f"no packing with this depth needs fewer than {packing.lower_bound:,} packs"
                 for length, packing in zip(data.lengths, data.packings, strict=True)
                 for of_length in [f" of {length:,}" if len(data.lengths) > 1 else ""]
             ),

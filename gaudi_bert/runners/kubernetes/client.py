@@ -99,7 +99,7 @@ _LONGEST_LOG_SECONDS = 3600
 _URLLIB3_PREFIX = re.compile(r"^<?HTTPS?Connection[^)]*\)>?: ")
 _RETRIED_STATUSES = (429, 500, 502, 503, 504)
 _REMEDIES = {
-    400: "the manifest does not suit the version of this cluster: see `gaudi-bert doctor --cluster`",
+    400: "the manifest does not match the version of this cluster: see `gaudi-bert doctor --cluster`",
     401: "your credentials have expired or are wrong: log in to the cluster again",
     403: "this is a rule of the cluster: ask its administrators, or choose another kubernetes.namespace",
     404: "check kubernetes.namespace, and whether the operator of an MPIJob or a TrainJob is installed",

@@ -23,12 +23,17 @@ _OF_PODS, _OF_CLAIMS, _OF_OBJECTS = (
 # Patterns of messages about problems that do not pass by waiting, and the remedy that the user is shown for each.
 _HOPELESS = {
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
-    r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for another level",
-    r"admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied": "correct what the message names",
-    r" cannot \w+ resource ": (
-        "your account lacks this right: ask for the Role in k8s/in-cluster, or choose another kubernetes.namespace"
+    r"violates PodSecurity": (
+        "the cluster rejects such pods: choose another kubernetes.namespace, or ask for another PodSecurity level"
     ),
-    r"usage per (Container|Pod) is": f"set {_CONTAINERS} to what the LimitRange allows",
+    r"admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied": (
+        "correct the setting that the message names"
+    ),
+    r" cannot \w+ resource ": (
+        "your account lacks this right: ask an administrator for the Role in k8s/in-cluster, or choose another "
+        "kubernetes.namespace"
+    ),
+    r"usage per (Container|Pod) is": f"set {_CONTAINERS} to a value that the LimitRange allows",
     r"must be less than or equal to \w+ limit": (
         f"if a LimitRange sets that limit, lower the request in {_CONTAINERS}, or set cpu_limit or memory_limit there"
     ),
@@ -38,8 +43,10 @@ _HOPELESS = {
     r"failed quota: .*must specify limits\.cpu": (
         "set cpu_limit in resources.data, resources.training, resources.waiting and resources.launcher"
     ),
-    r"failed quota: .*must specify (?!limits\.cpu)": "ask for a LimitRange with defaults for what the message names",
-    r"storage usage per PersistentVolumeClaim is": f"set kubernetes.storage to what the LimitRange allows, {_CLAIM}",
+    r"failed quota: .*must specify (?!limits\.cpu)": (
+        "ask for a LimitRange with defaults for the resources that the message names"
+    ),
+    r"storage usage per PersistentVolumeClaim is": f"set kubernetes.storage to a value that the LimitRange allows, {_CLAIM}",
     r"no PriorityClass with name": "correct priority_class in kubernetes.data_pods or kubernetes.training_pods",
     r"RuntimeClass \S+ not found": "correct runtime_class in kubernetes.data_pods or kubernetes.training_pods",
     r"is being terminated": "wait until the namespace is gone and create it again, or choose another kubernetes.namespace",
@@ -63,7 +70,7 @@ _MAY_PASS = {
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,
     rf"exceeded quota{_OF_PODS}": "wait, lower resources.workers or resources.data_workers, or ask for a larger quota",
     rf"exceeded quota{_OF_CLAIMS}": f"lower kubernetes.storage, {_CLAIM}, or ask for a larger quota",
-    rf"exceeded quota{_OF_OBJECTS}": "delete objects of that kind that nobody needs, or ask for a larger quota",
+    rf"exceeded quota{_OF_OBJECTS}": "delete unused objects of that kind, or ask for a larger quota",
     rf"exceeded quota(?!{_OF_PODS}|{_OF_CLAIMS}|{_OF_OBJECTS})": (f"wait, lower {_CONTAINERS}, or ask for a larger quota"),
     r"Insufficient habana.ai/gaudi": "wait until cards are free, or lower resources.cards or resources.workers",
     r"Insufficient hugepages-2Mi": "reserve huge pages on the nodes (vm.nr_hugepages), or lower resources.hugepages_2Mi",
@@ -77,7 +84,7 @@ _MAY_PASS = {
     ),
     r"were unschedulable": "allow pods on a cordoned node again: `kubectl uncordon NODE`",
     r"untolerated taint": "set tolerations in kubernetes.data_pods or kubernetes.training_pods, or remove the taint",
-    r"didn't match Pod's node": "correct kubernetes.node_selector, or that of kubernetes.data_pods or training_pods",
+    r"didn't match Pod's node": "correct the node_selector in kubernetes, kubernetes.data_pods or kubernetes.training_pods",
 }
 
 
