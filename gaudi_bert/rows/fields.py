@@ -290,7 +290,9 @@ class RowParser:
         if self.labelled:
             given = [] if record.get("is_impossible") is True else record.get("answers")
             if given is None:
-                raise _row_error("has no `answers`", "write a list of answers, which is empty if the question has no answer")
+                raise _row_error(
+                    "the row has no `answers`", "write a list of answers, which is empty if the question has no answer"
+                )
             answers = tuple(self._parse_answer(record["context"], answer) for answer in self._list_answers(given))
         return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
 

@@ -488,8 +488,8 @@ class ShardCache:
         if needed > self._room:
             raise InputError(
                 f"{self._folder}: store.cache_bytes = {self._room:,} is too small, because each process keeps"
-                f" {streams * sets + ahead} shards in its cache; set it to at least {needed:,} (on Kubernetes, also set"
-                " kubernetes.scratch to twice as much)"
+                f" {streams * sets + ahead} shards in its cache; set it to at least {needed:,} bytes (on Kubernetes, also"
+                " set kubernetes.scratch to twice as much)"
             )
 
     def download(self, shard: int) -> None:

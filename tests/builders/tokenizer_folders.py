@@ -194,6 +194,8 @@ KINDS: dict[str, Kind] = {
     "esm": Kind(None, {"tokenizer_class": "EsmTokenizer"}, "esm", vocabulary=ESM),
     "esm-left": Kind(None, {"tokenizer_class": "EsmTokenizer", "truncation_side": "left"}, "esm", vocabulary=ESM),
     "unknown-setting": Kind(
-        wordpiece(), {**CASED, "wordpieces_prefix": "##"}, needs_transformers="contains the setting wordpieces_prefix"
+        wordpiece(),
+        {**CASED, "wordpieces_prefix": "##"},
+        needs_transformers="the file contains the setting wordpieces_prefix",
     ),
 }

@@ -73,7 +73,7 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
         "does not have the structure of SQuAD, because the file contains no list `data`",
     ),
     ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", "a paragraph has no key `context`"),
-    ("x.json", '{"data": []} garbage', "question-answering", "not JSON (Extra data"),
+    ("x.json", '{"data": []} garbage', "question-answering", "not valid JSON (Extra data"),
     (
         "x.jsonl",
         '{"text": "a", "label": "b", "text": "c"}',
@@ -94,29 +94,45 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
     ("x.parquet", "no", "classification", "cannot be read as a Parquet"),
 ]
 RETRIEVAL: list[tuple[str, str, str]] = [
-    ("embedding", '{"anchor": "a cat"}', "has no column 'positive', only 'anchor'; name the"),
+    ("embedding", '{"anchor": "a cat"}', "the row has no column 'positive', only 'anchor'; name the"),
     ("embedding", '{"anchor": "cat", "positive": "cat"}', "both texts are 'cat'"),
-    ("embedding", '{"anchor": "a", "positive": "b", "label": 0}', "has a column label, but rows with anchor and positive"),
+    (
+        "embedding",
+        '{"anchor": "a", "positive": "b", "label": 0}',
+        "the row has a column label, but rows with anchor and positive",
+    ),
     ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; labels of reranking must be numbers from 0"),
-    ("reranking", '{"query": "a", "label": 1}', "has no column 'document', only"),
+    ("reranking", '{"query": "a", "label": 1}', "the row has no column 'document', only"),
     ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text or a list of texts"),
     ("reranking", '{"query": "a", "positive": "b", "negatives": ["c", " "]}', "negatives contains an empty text; write"),
     ("reranking", '{"query": "a", "positive": "b", "label": 2}', "label is 2; labels of reranking must be numbers from 0"),
-    ("reranking", '{"query": "a", "positive": ["b", "c"], "labels": [1]}', "has 2 texts in positive and 1 in labels"),
-    ("reranking", '{"query": "a", "positive": ["b"], "scores": [0.5]}', "has scores in addition to positive"),
-    ("reranking", '{"query": "a", "positive": "b", "score": 0.5}', "has score in addition to positive"),
-    ("reranking", '{"query": "a", "positive": "b", "label": 1, "score": 1}', "has label and score in addition to positive"),
+    (
+        "reranking",
+        '{"query": "a", "positive": ["b", "c"], "labels": [1]}',
+        "the row has 2 texts in positive and 1 in labels",
+    ),
+    ("reranking", '{"query": "a", "positive": ["b"], "scores": [0.5]}', "the row has scores in addition to positive"),
+    ("reranking", '{"query": "a", "positive": "b", "score": 0.5}', "the row has score in addition to positive"),
+    (
+        "reranking",
+        '{"query": "a", "positive": "b", "label": 1, "score": 1}',
+        "the row has label and score in addition to positive",
+    ),
     (
         "reranking",
         '{"query": "a", "positive": "b", "negative_1": "c", "labels": [1]}',
-        "has labels in addition to negative_1",
+        "the row has labels in addition to negative_1",
     ),
-    ("reranking", '{"query": "a", "positive": "b", "negative": "c", "scores": [0.9]}', "has scores in addition to positive"),
+    (
+        "reranking",
+        '{"query": "a", "positive": "b", "negative": "c", "scores": [0.9]}',
+        "the row has scores in addition to positive",
+    ),
     ("embedding", '{"anchor": "a", "positive": ["b", "c"], "labels": [1, 0]}', "positive is ['b', 'c']; it must be a text"),
     (
         "embedding",
         '{"anchor": "a", "positive": "b", "negative_1": "c", "scores": [0.9, 0.1]}',
-        "has a column scores, but rows with anchor",
+        "the row has a column scores, but rows with anchor",
     ),
 ]
 BAD += [("x.jsonl", row, task, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
