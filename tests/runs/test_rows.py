@@ -69,7 +69,7 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
             "classification",
             (*GOOD, {"text": "cat " * 70, "label": "a"}),
             GOOD,
-            r"line 3 \(row 3\): has 72 tokens, .* raise finetune\.max_s",
+            r"line 3 \(row 3\): the row has 72 tokens, .* raise finetune\.max_s",
         ),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
         ("token-classification", ({"tokens": ["a", "b"], "tags": ["B-x", "NN"]},), GOOD, r"the tag 'NN' does not match"),

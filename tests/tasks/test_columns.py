@@ -67,4 +67,4 @@ def test_a_wrong_column_is_refused_before_the_model_is_opened(
 
     monkeypatch.setattr("gaudi_bert.tasks.predict.load_engine", opened)
     done = run(folder, command, "rows.csv", "--text-column", "remark")
-    assert (done.returncode, "has no column 'remark'" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "column 'remark' is missing" in done.stderr) == (2, True), done.stderr

@@ -123,7 +123,13 @@ def test_rows_that_cannot_be_read_are_named_in_their_places(tmp_path: Path, caps
     with pytest.raises(InputError, match=r"x[.]jsonl: line 2 [(]row 2[)]: text is 3"):
         run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl")
     answers = run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl", on_bad_row="skip", too_long="error")
-    problems = ["text is 3", "null is not an object", "is not UTF-8", "text contains a lone surrogate", "has 92 tokens"]
+    problems = [
+        "text is 3",
+        "null is not an object",
+        "the line is not UTF-8",
+        "text contains a lone",
+        "the row has 92 tokens",
+    ]
     assert [next(iter(answer)) for answer in answers] == ["label", *["error"] * 5, "label"]
     for number, (problem, answer) in enumerate(zip(problems, answers[1:6], strict=True), start=2):
         assert answer["error"].startswith(f"line {number} (row {number}): {problem}")
@@ -371,7 +377,7 @@ def test_prompts_that_cannot_be_used(prompted: Path, data: Path, tmp_path: Path)
 
 def test_wrong_usage(folder: Path, data: Path, tmp_path: Path) -> None:
     for out, options in (("v.txt", {}), ("v.npy", {"max_sequence_length": 65})):
-        with pytest.raises(InputError, match=r"\.parquet|from 3 to 64"):
+        with pytest.raises(InputError, match=r"\.parquet|between 3 and 64"):
             embedded(folder, data, tmp_path / out, EmbedOptions(**options))
     for wrong in ({"pooling": "sum"}, {"precision": "float16"}, {"prompt": "a", "prompt_name": "b"}):
         with pytest.raises(InputError, match=r"--(pooling|precision|prompt)"):

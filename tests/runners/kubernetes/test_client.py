@@ -91,7 +91,7 @@ REJECTIONS = {
     f"{NAMED}no PriorityClass with name nope was found": "correct priority_class",
     f'{NAMED}pod rejected: RuntimeClass "nix" not found': "correct runtime_class",
     f"{CLAIM}unable to create new content in namespace gone because it is being terminated": "wait until the",
-    "configmaps \"bad\" is forbidden: ValidatingAdmissionPolicy 'n' with binding 'n' denied request: no bad": "correct what",
+    "configmaps \"bad\" is forbidden: ValidatingAdmissionPolicy 'n' with binding 'n' denied request: no bad": "correct the setting",
     "something new is forbidden: by the moon": "this is a rule of the cluster",
 }
 

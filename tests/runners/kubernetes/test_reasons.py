@@ -237,7 +237,11 @@ PODS = 'pods "x-1" is forbidden: exceeded quota: team, requested: pods=1, used: 
         ('pods "w-0" is forbidden: violates PodSecurity "restricted:latest"', ProblemState.HOPELESS, "kubernetes.namespace"),
         ('pods "x" is forbidden: exceeded quota: team, requested: cpu=95', ProblemState.WAITING, "lower resources.data, "),
         (PODS, ProblemState.WAITING, "lower resources.workers"),
-        ('admission webhook "policy.example" denied the request: no owner label', ProblemState.HOPELESS, "correct what"),
+        (
+            'admission webhook "policy.example" denied the request: no owner label',
+            ProblemState.HOPELESS,
+            "correct the setting",
+        ),
         (
             "pods is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi",
             ProblemState.HOPELESS,
