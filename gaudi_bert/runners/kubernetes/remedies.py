@@ -84,7 +84,7 @@ _MAY_PASS = {
     ),
     r"were unschedulable": "allow pods on a cordoned node again: `kubectl uncordon NODE`",
     r"untolerated taint": "set tolerations in kubernetes.data_pods or kubernetes.training_pods, or remove the taint",
-    r"didn't match Pod's node": "correct kubernetes.node_selector, or node_selector in kubernetes.data_pods or training_pods",
+    r"didn't match Pod's node": "correct kubernetes.node_selector, or that of kubernetes.data_pods or training_pods",
 }
 
 
