@@ -84,7 +84,7 @@ REJECTIONS = {
     f"{CLAIM}{QUOTA}requests.storage=10Gi, used: requests.storage=0, limited: requests.storage=5Gi": "lower kuber",
     f'jobs.batch "j" is forbidden: {QUOTA}count/jobs.batch=1, used: count/jobs.batch=0, limited: count/jobs.batch=0': "dele",
     f"{NAMED}minimum memory usage per Container is 256Mi, but request is 128Mi": "set resources.data, resources.training, ",
-    f"{CLAIM}maximum storage usage per PersistentVolumeClaim is 5Gi, but request is 10Gi": "set kubernetes.storage to a value",
+    f"{CLAIM}maximum storage usage per PersistentVolumeClaim is 5Gi, but request is 10Gi": "set kubernetes.storage to a",
     f"{NAMED}[cpu max limit to request ratio per Container is 2, but no limit is specified or limit is 0, memory max limit "
     "to request ratio per Container is 2, but provided ratio is 4.000000]": "lower cpu_limit and memory_limit in",
     f'{NAMED}violates PodSecurity "restricted:latest": runAsNonRoot != true': "the cluster rejects such pods",
