@@ -414,7 +414,8 @@ def _find_working_mask_format(
 def _list_mask_formats(
     model: transformers.PreTrainedModel, pack_inputs: PackInputs
 ) -> Iterator[Callable[[Any], PackInputs]]:
-    """Yield all forms of attention masks that a model may need, as functions from a config to its pack inputs.
+    """Yield all forms of attention masks that a model may need. Each form is a function that returns the pack inputs for a
+    config.
 
     The last forms compute the embeddings first, and the very last one also excludes masked tokens from packs.
     """

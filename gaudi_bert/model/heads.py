@@ -119,8 +119,8 @@ class TaskHead:
 
     @property
     def positions_feature(self) -> str | None:
-        """The name of the feature that selects the hidden states for this head by their positions. It is None if the head
-        reads all hidden states.
+        """The name of the batch array with the positions of the hidden states that this head reads. It is None if the head
+        reads all of them.
         """
         if self.predicts_per_text:
             return "sequence_positions"
@@ -153,8 +153,8 @@ class VectorHead:
 
     @property
     def positions_feature(self) -> str | None:
-        """The name of the feature that selects the hidden states for this head by their positions. It is None if the head
-        reads all hidden states.
+        """The name of the batch array with the positions of the hidden states that this head reads. It is None if the head
+        reads all of them.
         """
         return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 

@@ -331,8 +331,8 @@ def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -
 def _combine_part_verifications(
     folder: PackedFolder[Any, Any], verification_path: Path, part_paths: Sequence[Path]
 ) -> Verification:
-    """Add up the verifications of all parts. If there are no parts, return the stored verification of the complete
-    folder.
+    """Combine the verification results of all parts, and return the result for the complete folder. If there are no parts,
+    return its stored result.
     """
     fetch_files(verification_path, *part_paths)
     if not part_paths and verification_path.exists():

@@ -104,7 +104,7 @@ class PackingJob(ABC, Generic[Inputs]):
         """
 
     def check_manifest(self, manifest: GroupManifest) -> None:
-        """Check that a stored manifest describes the planned group. If there is no plan, nothing is checked.
+        """Check that a stored manifest describes the planned group. A job without a plan has nothing to check.
 
         Raises:
             FailedError: The manifest describes another group.

@@ -44,9 +44,9 @@ from gaudi_bert.common.arrays import IntArray, check_integer, draw_random_uint64
 # A stream reads its shards one after another. The streams are divided into at most this many sets, and the sets take turns.
 # Only the shards of one set are open at a time, but the packs that are read come from the shards of all sets.
 MAX_STREAM_SETS = 4
-# The input is divided into as many parts as there are streams. If there are n sets of streams, each set reads every n-th
-# part, beginning with the part given here. With four sets, the parts of the second set lie halfway between those of the
-# first set.
+# The input is divided into as many parts as there are streams, and each stream reads one part. If there are n sets of
+# streams, a set reads every n-th part, and its first part is given here. With four sets, the parts of the second set lie
+# halfway between those of the first set.
 _SET_OFFSETS = (0, 2, 1, 3)
 # Each stream reads one part of the input, and the shards within this part are shuffled. Each shard moves by at most 1/8 of
 # the part's length.

@@ -462,7 +462,7 @@ class _RowEncoder:
 
 
 def _cut_to_kept_side(text: str, characters: int, side: TruncationSide) -> str:
-    """Return the side of a long text that truncation keeps, cut between words to at most `characters` characters.
+    """Cut a long text between words to at most `characters` characters, and return the side that truncation keeps.
 
     The cut is at a whitespace character or, if there is none, at another character that is not part of a word. Return "" if
     there is no such character.

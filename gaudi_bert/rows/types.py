@@ -240,5 +240,5 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_per_window: Sequenc
 
 
 def format_source_name(path: object) -> str:
-    """Return the name of a file for messages. The name of `-` is "standard input"."""
+    """Return the name of a file for messages, or "standard input" if the path is `-`."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)

@@ -65,8 +65,8 @@ class _TokensOutput(GroupedOutput[int, TokenisedPart]):
     """The output folder of `tokenize`, which contains a table for each part of the texts."""
 
     def is_group_complete(self, summary: TokenisedPart) -> bool:
-        """Return whether the table of a part is complete, given its summary. In an object store it always is, because a
-        table is uploaded before its summary.
+        """Return whether the table of a part exists with the size that its summary states. In an object store, the size is
+        not checked, because a table is uploaded before its summary.
         """
         path = self.folder / summary.name
         return is_mirrored(self.folder) or (path.is_file() and path.stat().st_size == summary.bytes)

@@ -81,7 +81,7 @@ class TorchBert(TorchModel):
         return self.device.type == "cpu" and not self.is_compiled
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Return a batch, with the sequence offsets added if the model uses `varlen_attention`."""
+        """Add the sequence offsets to a batch if the model uses `varlen_attention`, and return the batch."""
         if not self._uses_varlen_attention or "input_mask" not in batch:
             return batch
         return {**batch, SEQUENCE_OFFSETS: compute_sequence_offsets(np.asarray(batch["input_mask"], np.int32))}
