@@ -83,8 +83,8 @@ def test_a_document_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"fine\n\xff\xfe bad\n", r"is not at byte 5 \(line 2\)"),
-        (gzip.compress(b"fine\nab\xff bad\n", mtime=0), r"is not at byte 7 of the unpacked text \(line 2\)"),
+        (b"fine\n\xff\xfe bad\n", r"not valid UTF-8 at byte 5 \(line 2\)"),
+        (gzip.compress(b"fine\nab\xff bad\n", mtime=0), r"not valid UTF-8 at byte 7 of the unpacked text \(line 2\)"),
         (gzip.compress(b"text\n" * 1000, mtime=0)[:-12], "damaged or incomplete"),
         (b"BZh91AY", "bzip2 compression is not supported"),
         ('{"text": "a"}\n[1]\n', "line 2: the field `text`"),
