@@ -218,7 +218,7 @@ def find_complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
 
 
 class InputFile(Artefact):
-    """The name, size and checksum of an input file. The histogram, the plan, the manifests and the metadata contain them.
+    """The name, size and checksum of an input file, as they are stored in histograms, plans, manifests and metadata.json.
 
     Attributes:
         name: The name of the file without its folder.

@@ -225,7 +225,9 @@ def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
-    """Remove those of the given folders that are empty. Sub-folders are removed first, and symbolic links are kept."""
+    """Remove each of the given folders if it is empty. Sub-folders are removed before their parents, and symbolic links are
+    kept.
+    """
     for folder in sorted(folders, reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()

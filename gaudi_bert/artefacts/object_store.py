@@ -75,7 +75,7 @@ def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
 
 
 def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
-    """Return the types of exceptions that allow a failed request to a store to be retried.
+    """Return the exception types after which a failed request to a store may be retried.
 
     They are errors of the operating system and of the store's library. Some of these errors are permanent nevertheless,
     which `_raise_if_permanent` checks.

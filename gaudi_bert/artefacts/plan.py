@@ -22,12 +22,12 @@ from gaudi_bert.common.features import PackingMetrics, describe_algorithm, descr
 from gaudi_bert.common.files import hash_json
 from gaudi_bert.common.progress import format_count
 
-# The number of shards in each group is a multiple of `shard_multiple`. A plan with a larger `shard_multiple` than this is
-# rejected, as it is in the settings of a pipeline.
+# The number of shards in each group is a multiple of `shard_multiple`. Plans with a larger `shard_multiple` than this are
+# rejected. The settings of a pipeline have the same limit.
 _MAX_SHARD_MULTIPLE = 4096
 
-# A plan is invalid if it states more sequences per byte for an input file than this. Each sequence is a record of at least
-# 16 bytes, and DEFLATE compresses data by a factor of at most 1032.
+# The maximum number of sequences per byte of an input file. A plan that states more sequences is invalid. Each sequence is a
+# record of at least 16 bytes, and DEFLATE compresses data by a factor of at most 1032.
 _MAX_SEQUENCES_PER_BYTE = 64
 
 # A packing strategy lists the lengths of the sequences in one pack, in ascending order.
@@ -250,8 +250,8 @@ class Plan(Artefact):
 
 
 class WritablePlan(Plan):
-    """A plan that packs can be written from. It was made from input files, so the files and the number of masked slots are
-    known.
+    """A plan that contains everything needed to write packs, such as the names of the input files and the number of masked
+    slots.
     """
 
     max_predictions: Length

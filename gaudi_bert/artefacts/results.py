@@ -120,8 +120,8 @@ class StageOutput(Generic[Content]):
         return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
     def format_lines(self, **options: Any) -> list[str]:
-        """Return lines of text that describe the result. The first line says if an earlier run had already written the
-        output.
+        """Return lines of text that describe the result. The first line states whether an earlier run had already written
+        the output.
 
         Args:
             options: Arguments that are passed to the `format_lines` method of the content.
@@ -149,7 +149,7 @@ class PlainResult:
         return dict(self.facts)
 
     def format_lines(self, **options: Any) -> list[str]:
-        """Return the lines of text. `options` is ignored, but `StageOutput.format_lines` has the same parameter."""
+        """Return the lines of text. `options` is accepted only for compatibility with `StageOutput.format_lines`."""
         return list(self.text)
 
 

@@ -208,7 +208,7 @@ _KEYS_OF_SHARDS = ("shard_multiple", "shard_bytes")
 
 
 def _parse_shard_overrides(overrides: list[str] | None, plan: Path) -> dict[str, int]:
-    """Return the shard settings that the user has changed with `write --set`, by key.
+    """Return a dictionary of the shard settings that the user has changed with `write --set`.
 
     Raises:
         InputError: `--set` names another key, which the plan has already decided.

@@ -176,8 +176,8 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
             raise
         _exit_with_error(_missing_library_error(module))
     except OSError as error:
-        # Stages do not catch every operating system error, for example one that a failing disk causes. Report such an error
-        # here in one line.
+        # Stages do not catch every operating system error. For example, a failing disk may cause an error that is first
+        # caught here. Report such errors in one line.
         if error.filename is None and error.errno == errno.ENOSPC:
             _exit_with_error(_full_output_error(error))
         kind = InputError if error.errno in WRONG_PATH_ERRORS else FailedError

@@ -134,8 +134,7 @@ def _run_and_print(
 
 
 def _check_stages_allow_launcher(runner: str, stages: Sequence[str], part: tuple[int, int] | None) -> None:
-    """Check that the stages may run in several processes, if a launcher such as mpirun has started several. Otherwise, all
-    processes would do the same work.
+    """If a launcher such as mpirun has started several processes, check that these stages can share their work among them.
 
     With `--shard`, each process does its own part.
 

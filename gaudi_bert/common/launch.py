@@ -166,7 +166,7 @@ NODE_ADDRESS = "PET_MASTER_ADDR"
 
 
 def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
-    """Return the node that this process must start ranks on, read from the environment variables of its pod.
+    """Read the environment variables of this process's pod, and return the node on which this process must start ranks.
 
     Return None if there are no such variables, or if this process itself is one of the ranks.
 

@@ -164,7 +164,7 @@ def _fill_packs(
     next_positions: IntArray,
     members: AnyArray,
 ) -> None:
-    """Write the sequence indices of each pack to `members`. Each slot of a pack gets the next sequence of its length.
+    """Write the sequence indices of each pack to `members`. Each slot of a pack gets the next sequence of the slot's length.
 
     Pack p uses the strategy with the number `pack_strategies[p]`, and the lengths of strategy s begin in `flat_lengths` at
     `flat_starts[s]`. `next_positions[length]` is the position in `by_length` of the next sequence of this length.

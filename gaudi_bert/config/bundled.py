@@ -22,8 +22,8 @@ PIPELINES_FOLDER = _FOLDER / "pipelines"
 
 
 def find_pipeline_file(path: Path) -> Path:
-    """Return the file of the bundled pipeline with the name `path`, such as `demo`. If there is none, or if a file `path`
-    exists, return `path`.
+    """Return the file of a bundled pipeline if `path` is the name of one, such as `demo`. Otherwise, return `path`. If a
+    file exists at `path`, it takes precedence over a bundled pipeline.
     """
     bundled = PIPELINES_FOLDER / f"{path}.yaml"
     return bundled if path.name == str(path) and not path.exists() and bundled.is_file() else path
@@ -98,6 +98,6 @@ def is_bert(model: str) -> bool:
 
 
 def find_preset_name(settings: ModelSettings) -> str | None:
-    """Return the name of the preset in `MODELS` with the same model sizes as the settings, or None."""
+    """Return the name of the preset in `MODELS` that has the same model sizes as the settings. Return None if there is none."""
     sizes = {key: getattr(settings, key) for key in _SIZES}
     return next((name for name, known in MODELS.items() if known == sizes), None)

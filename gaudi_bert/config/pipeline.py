@@ -77,12 +77,16 @@ class PipelineSettings(Settings):
 
     @property
     def has_pretraining(self) -> bool:
-        """Whether the pipeline pretrains a model. It does not if it fine-tunes the model in `finetune.init_checkpoint`."""
+        """Whether the pipeline pretrains a model. It does, unless it fine-tunes the existing model in
+        `finetune.init_checkpoint`.
+        """
         return not self.has_finetuning or self.finetune.init_checkpoint is None
 
     @property
     def training_image_engine(self) -> EngineName:
-        """The engine in the training image. With `auto`, this is PyTorch for Gaudi cards, and otherwise TensorFlow."""
+        """The engine in the training image. If `training.engine` is `auto`, it is PyTorch with Gaudi cards, and TensorFlow
+        without cards.
+        """
         if self.training.engine != "auto":
             return self.training.engine
         return "pytorch" if self.resources.cards else "tensorflow"

@@ -104,7 +104,7 @@ class TableSettings(PackingSettings):
     """
 
     # Packed tables have no masked positions. Sequences that the packing algorithm leaves over are always packed by best fit.
-    # Therefore users cannot change these two settings for tables.
+    # Therefore, users cannot change `leftovers` and `masked_slots` for tables.
     leftovers: ClassVar[Literal["best-fit"]] = "best-fit"  # type: ignore[misc]
     masked_slots: ClassVar[None] = None  # type: ignore[misc]
 

@@ -155,7 +155,7 @@ RowLengthChoice = Annotated[
 ]
 
 
-# This mark means that a setting may change when a run is resumed, because it does not affect what the model learns.
+# A setting with this mark may be changed when a run is resumed, because the setting does not affect what the model learns.
 CHANGEABLE_ON_RESUME = "free"
 
 

@@ -146,7 +146,7 @@ def _build_and_mask_pairs(
     if settings.whole_word_masking:
         word_starts_NL = ~vocabulary.mark_continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
-    # Round the number of tokens to mask half to even, like `round` in BERT's script.
+    # Compute the number of tokens to mask. As in BERT's script, a number such as 2.5 is rounded to the nearest even integer.
     expected = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
     return _mask_sequences(
         input_ids_NL,
@@ -301,7 +301,7 @@ def _append_pairs_of_document(
             stop += 1
         cut = first + random.draw_between(1, stop - first - 1) if stop - first >= 2 else stop
         # A random segment B must begin at a sentence that is neither in segment A nor directly after it. Segment A consists
-        # of the sentences from `first` to `cut` - 1. Check whether the block has another sentence.
+        # of the sentences from `first` to `cut` - 1. Check whether the block contains such a sentence.
         has_random_next = (
             len(document_starts) > 2
             or first > document_starts[document_index]
@@ -433,7 +433,7 @@ def _mask_sequences(
 
 
 def _choose_whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
-    """Choose random whole words to mask in N sequences. Words are tried in random order, given by the keys of their first
+    """Choose random whole words to mask in N sequences. Words are tried in the order of the random keys of their first
     tokens.
 
     A word is skipped if choosing it would exceed the count.

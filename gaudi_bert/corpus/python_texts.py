@@ -62,7 +62,7 @@ HELD_OUT_OF = 5
 
 @lru_cache(maxsize=2)
 def load_python_texts(corpus_name: str) -> dict[str, str]:
-    """Load a built-in corpus, and return its texts by topic or qualified name.
+    """Load a built-in corpus. Return a dictionary of its texts, where the keys are topics or qualified names.
 
     Args:
         corpus_name: A key of `BUILT_IN_TEXTS`.
@@ -86,7 +86,9 @@ def load_python_texts(corpus_name: str) -> dict[str, str]:
 
 
 def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
-    """Read the docstrings of the standard library. Return them by qualified name, in the order of packages and files."""
+    """Read the docstrings of the standard library. Return a dictionary from qualified names to docstrings, in the order of
+    packages and files.
+    """
     texts: dict[str, str] = {}
     # Parsing creates millions of nodes. Disable the garbage collector, which would repeatedly search them without freeing
     # any.
@@ -122,7 +124,7 @@ def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, 
 
 
 def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Split each text into sentences, and return a list of sentences by name. Texts without a sentence are left out."""
+    """Split each text into sentences. Return a dictionary from the name of each text to its sentences, without empty texts."""
     seen_paragraphs: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):

@@ -33,10 +33,10 @@ _NUMBERED = """
     art c ch col fig figs no nos nr op p para pl pp sec v vol vols
     jan feb mar apr jun jul aug sep sept oct nov dec
 """
-# A full stop after one of these abbreviations never ends a sentence. They are case-sensitive.
+# A full stop after one of these abbreviations never ends a sentence. The abbreviations are case-sensitive.
 _ABBREVIATIONS = frozenset(_UNFINISHED.split())
-# A full stop after one of these abbreviations, such as "fig.", does not end a sentence if a number follows. They are not
-# case-sensitive.
+# A full stop after one of these abbreviations, such as "fig.", does not end a sentence if a number follows. These
+# abbreviations are not case-sensitive.
 _NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
 
 _CLOSING = "\"'”’»)\\]"

@@ -33,8 +33,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LARGEST_ALPHABET = 1000
 # A word with more characters than this becomes [UNK], as in Google's tokenizer.
 _LONGEST_WORD_CHARACTERS = 200
-# The tokens of words are cached, for at most this many words. They need about 200 MB. If new words would exceed the limit,
-# the cache is cleared first.
+# The maximum number of words in the cache of token ids. A full cache takes about 200 MB. If new words would exceed this
+# number, the cache is cleared first.
 MOST_KNOWN_WORDS = 1_000_000
 
 
@@ -222,8 +222,8 @@ class _WordCache:
         self._starts: IntArray = np.zeros(1, dtype=np.int64)
 
     def _add_words(self, words: Sequence[str]) -> None:
-        """Tokenize words that are not yet in the cache, and add them to it. If the cache would become too large, clear it
-        first.
+        """Tokenize words that are not yet in the cache, and add their token ids to the cache. If the cache would become too
+        large, clear it first.
         """
         if len(self._numbers) + len(words) > MOST_KNOWN_WORDS:
             self._clear()

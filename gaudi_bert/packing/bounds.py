@@ -40,8 +40,8 @@ LARGEST_PRICE = 10**15
 # may be at most this number.
 MAX_DENOMINATOR = 4096
 
-# A linear program that is solved only to prove a lower bound may take QUICK_ITERATIONS simplex iterations. With many
-# distinct lengths, QUICK_ITERATIONS_PER_LENGTH for each of them are allowed if that is more.
+# The limit on simplex iterations for a linear program that is solved only to prove a lower bound. It is QUICK_ITERATIONS, or
+# QUICK_ITERATIONS_PER_LENGTH times the number of distinct lengths if that is more.
 QUICK_ITERATIONS = 3500
 QUICK_ITERATIONS_PER_LENGTH = 4
 # Proving a lower bound takes (distinct prices) * (tokens of a pack) operations. For long packs, prices are rounded to fewer

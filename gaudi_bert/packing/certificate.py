@@ -22,7 +22,7 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
-# Computing the largest total price of a pack takes time in proportion to the square of its tokens. For packs with more
+# The time to compute the largest total price of a pack grows with the square of its number of tokens. For packs with more
 # tokens than this, an upper bound may be used instead.
 MAX_EXACT_LENGTH = 1 << 17
 
@@ -142,8 +142,8 @@ def _compute_max_pack_price(prices: IntArray, depth: int) -> int:
     if pack_tokens > MAX_EXACT_LENGTH:
         limit = compute_pack_price_limit(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
-            # If it is fast enough, also compute the largest total price without a limit on the number of sequences. It may
-            # be a smaller upper bound. best[t] then becomes the largest total price in t tokens.
+            # The largest total price without a limit on the number of sequences may be a smaller upper bound. Also compute
+            # this price if that is fast enough. best[t] then becomes the largest total price in t tokens.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):

@@ -64,8 +64,8 @@ MOST_LENGTHS = 1 << 17
 # Packs that were planned for rounded lengths get empty slots, so that sequences can move there without a swap. An empty pack
 # gets up to MOST_EMPTY of them, and a full pack up to LEAST_EMPTY.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
-# If swapping sequences can no longer make all packs fit, spare empty packs are opened. At most 0.02 % as many as planned
-# packs are opened, or 8 if that is more.
+# If swapping sequences can no longer make all packs fit, spare empty packs are opened. Their number is at most 0.02 % of the
+# planned packs, or 8 if that is more.
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8
 MOST_ROUNDS = 1000  # limit of swap rounds, as a safeguard; they normally end earlier
 PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swap, in total and per length
@@ -77,8 +77,8 @@ FAILURES = 100  # the round ends after this many consecutive packs without a swa
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
-# The operation budget counts this many operations in a round of swaps. The first number is for each pack, and the second for
-# each overfull pack that the round tries to reduce.
+# For a round of swaps, the operation budget counts the first number of operations for each pack. It counts the second number
+# for each overfull pack that the round tries to reduce.
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 

@@ -34,10 +34,11 @@ PackValues = TypeVar("PackValues", IntArray, FloatArray)
 # The operation budget counts this many operations for each pair of elements in the max-plus product of two arrays.
 OPERATIONS_PER_PRODUCT = 0.2
 
-# In a plan of max-plus products, this number stands for power 0, which contains no sequence, instead of a table row.
+# A plan of max-plus products refers to table rows by number. This number is not a row, but stands for power 0, which
+# contains no sequence.
 NOTHING = -2
-# In a plan of max-plus products, this number stands for the power without a limit on the number of sequences, instead of a
-# table row.
+# In a plan of max-plus products, this number is not a table row. It stands for the power without a limit on the number of
+# sequences.
 CLOSURE = -1
 
 

@@ -222,7 +222,7 @@ def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 # The most rounds.
 MAX_ROUNDS = 20
 
-# The rounds of the iterative algorithm end if fewer sequences than this have no slot yet.
+# The iterative algorithm starts another round only if at least this many sequences still need a slot.
 FEW_SEQUENCES = 100
 
 # Packs with more tokens than this count as long. To save time, the iterative algorithm does less work on long packs.

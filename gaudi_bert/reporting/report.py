@@ -396,8 +396,8 @@ def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     return figures
 
 
-# The report compares each accuracy with an accuracy that is reached without learning. The keys are accuracies. Each value
-# contains the evaluation field of the baseline, and the label of its line in the picture.
+# The report compares each accuracy with an accuracy that is reached without learning. The keys are the names of accuracies.
+# Each value contains the evaluation field of the baseline, and the label of the baseline's line in the picture.
 _CURVE_BASELINES = {
     "masked_lm_accuracy": ("unigram_baseline", "unigram baseline"),
     "next_sentence_accuracy": ("next_sentence_baseline", "more frequent answer"),

@@ -104,7 +104,9 @@ class _MpirunSupervisor:
             self._sleep_unless_stopped(_REMOVAL_SECONDS)
 
     def handle_stop_signal(self, number: int, frame: FrameType | None) -> None:
-        """Forward the first stop signal to `mpirun` as SIGUSR1, so that ranks save, and later signals as SIGTERM."""
+        """Forward a stop signal to `mpirun`. The first signal is sent as SIGUSR1, so that the ranks save a checkpoint, and
+        all later signals as SIGTERM.
+        """
         self._stop_requests += 1
         self._pending_signals.append(signal.SIGUSR1 if self._stop_requests == 1 else signal.SIGTERM)
         self._send_pending_signals()

@@ -370,7 +370,7 @@ def _run_processes(
 
 @contextmanager
 def _forward_stop_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Forward SIGTERM and Ctrl-C to `processes` as SIGTERM, so that they save and stop.
+    """Forward SIGTERM and Ctrl-C to `processes` as SIGTERM, so that the processes save a checkpoint and stop.
 
     This applies during the `with` block. This process itself is not interrupted. Processes may be added to the list later.
     """

@@ -425,8 +425,8 @@ def _build_kustomize_folder(settings: PipelineSettings, stages: Sequence[str]) -
     together = list(parts)
     if settings.resources.cards or settings.kubernetes.queue or base_first:
         together = [part for part in parts if not (base_first and part == "training")][:1]
-    # Each part includes the Kustomize folder `base`, and Kustomize rejects a folder that includes `base` twice. So the top
-    # folder lists the files of the parts, and not the parts themselves.
+    # Each sub-folder includes the Kustomize folder `base`, and Kustomize rejects a folder that includes `base` twice. So the
+    # top folder lists the files in the sub-folders, and not the sub-folders themselves.
     files |= _build_kustomization("", {}, ["base", *(file for part in together for file in parts[part])])
     return _KustomizeFolder(files, [*(["base"] if base_first else []), *parts])
 

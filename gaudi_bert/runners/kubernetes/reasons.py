@@ -75,8 +75,8 @@ _NODE_LOST = "Node is not ready"
 # themselves, so such a recommendation is replaced by `_CLUSTER_REMEDY`.
 _LOCAL_ONLY_REMEDY = re.compile(r"--(overwrite|resume)\b")
 _CLUSTER_REMEDY = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
-# If the cluster rejects a pod, its message matches this pattern. Other warnings about a step do not explain why some of its
-# pods are missing.
+# If the cluster rejects a pod, the text of the warning matches this pattern. Other warnings about a step do not explain why
+# some of its pods are missing.
 _REJECTED_POD = re.compile(r"is forbidden|is invalid|violates PodSecurity|denied the request|exceeded quota")
 # An operator creates the pods of these kinds of objects. If there are no pods, the operator may not be running.
 _OPERATOR_CHECKS = {

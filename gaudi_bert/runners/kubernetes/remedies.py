@@ -20,7 +20,8 @@ _OF_PODS, _OF_CLAIMS, _OF_OBJECTS = (
     rf".*requested: [^:]*\b(?:{names})="
     for names in (r"pods", r"requests\.storage|persistentvolumeclaims", r"count/[\w./-]+|services|configmaps|secrets")
 )
-# Patterns of messages about problems that do not pass by waiting, and the remedy that the user is shown for each.
+# If a message from the cluster matches one of these patterns, waiting does not solve the problem. Each value is the remedy
+# that the user is shown.
 _HOPELESS = {
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
     r"violates PodSecurity": (
@@ -64,7 +65,8 @@ _HOPELESS = {
     ),
     r"(?i)(Local|Cluster)Queue \S+ doesn't exist": "set kubernetes.queue to a queue that `kubectl get localqueues` lists",
 }
-# Patterns of messages about problems that may pass by themselves, and the remedy that the user is shown for each.
+# If a message from the cluster matches one of these patterns, the problem may disappear without any action. Each value is
+# the remedy that the user is shown.
 _MAY_PASS = {
     rf"(?i){_IMAGE}.*(?:{_NO_REGISTRY})": "check images.registry, and the node's network and DNS",
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,

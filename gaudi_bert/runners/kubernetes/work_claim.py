@@ -116,7 +116,9 @@ def _check_workers_can_share_claim(cluster: Cluster, settings: PipelineSettings,
 
 
 def _find_storage_class(storage_classes: Sequence[Json], class_name: str | None) -> Json | None:
-    """Return the storage class with this name, or the default class if the name is None. Return None if there is none."""
+    """Return the storage class with this name, or the default class if the name is None. Return None if there is no such
+    class.
+    """
     if class_name:
         return next((item for item in storage_classes if item["metadata"]["name"] == class_name), None)
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
