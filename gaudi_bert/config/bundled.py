@@ -98,6 +98,6 @@ def is_bert(model: str) -> bool:
 
 
 def find_preset_name(settings: ModelSettings) -> str | None:
-    """Return the name of the preset in `MODELS` that has the same model sizes as the settings. Return None if there is none."""
+    """Return the name of the preset in `MODELS` that has the model sizes of the settings. Return None if there is none."""
     sizes = {key: getattr(settings, key) for key in _SIZES}
     return next((name for name, known in MODELS.items() if known == sizes), None)

@@ -124,7 +124,7 @@ def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, 
 
 
 def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Split each text into sentences. Return a dictionary from the name of each text to its sentences, without empty texts."""
+    """Split each text into sentences. Return a dictionary from text names to lists of sentences, without empty texts."""
     seen_paragraphs: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
