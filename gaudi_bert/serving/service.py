@@ -407,7 +407,7 @@ class Service:
         )
         future = self._loop.create_future()
         # The device thread waits while requests are still being tokenized. Record that this request is tokenized before its
-        # texts enter the queue, because otherwise the thread would wait for it in vain.
+        # texts enter the queue, because otherwise the thread would wait in vain for this request.
         self._mark_arrival_ended(ticket)
         if not self.queue.add(pending):
             raise self._overloaded_error()

@@ -137,7 +137,9 @@ class TokenClassification(Task):
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
     def describe_unusual_data(self, rows: Sequence[Row]) -> str | None:
-        """If no tag has a prefix such as B- or I-, return a note for the user that other metrics are computed."""
+        """If no tag has a prefix such as B- or I-, return a note for the user that metrics are computed per word instead of
+        per entity.
+        """
         if self._scheme.has_chunks:
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"

@@ -116,9 +116,8 @@ def in_batch_negatives_loss(
     right = float((is_best_MC[own, own] / is_best_MC.sum(axis=1)).sum())
     loss, by_scores_MC = _cross_entropy_of_diagonal(scores_MC)
     if symmetric:
-        # With the symmetric loss, each positive must also find its own anchor among all anchors. If a positive must not be a
-        # negative of an anchor, the anchor must not be a negative of this positive either. So use the same scores in both
-        # directions.
+        # The symmetric loss also compares each positive with all anchors. If a positive must not be a negative of an anchor,
+        # the anchor must not be a negative of this positive either. So use the same scores in both directions.
         backward_scores_MM = scores_MC[:, :rows].T
         backward, by_backward_MM = _cross_entropy_of_diagonal(backward_scores_MM)
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC

@@ -136,7 +136,7 @@ class Embedding(Task):
 
 
 class _EvaluationSearch(NamedTuple):
-    """A search that evaluates embeddings.
+    """The queries, documents and correct answers of a search that evaluates embeddings.
 
     Attributes:
         queries: int64, the distinct anchors.

@@ -100,9 +100,7 @@ EVALUATION_EPOCH = -1
 
 
 def needs_loss_over_update(settings: TaskSettings) -> bool:
-    """Return whether the loss of a task is computed from all rows of an update together. Otherwise, each row has its own
-    loss.
-    """
+    """Return True if a task computes one loss from all rows of an update, and False if each row has its own loss."""
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
 
@@ -211,8 +209,8 @@ class Task(ABC):
         return None
 
     def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Compute the metrics of the model's outputs, and return them by name. `loss` is included only if it replaces the
-        head's loss.
+        """Compute the metrics of the model's outputs, and return them by name. Include the metric `loss` only if it replaces
+        the loss that the head computes.
 
         Args:
             logits: [N, C] or [T, C], in the order of the sequences.

@@ -208,8 +208,8 @@ class TaskData:
 
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
-        """The row lengths and the number of packs of each, in the form that `RunPlan` requires. Empty if all packs have the
-        same row length.
+        """Each row length and the number of packs with this length, in the form that `RunPlan` requires. Empty if all packs
+        have the same row length.
         """
         if len(self.packings) == 1:
             return ()

@@ -203,8 +203,8 @@ def start_language_model(
 
 
 def _make_language_task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
-    """Return the masked or causal language modelling task, depending on `kind`. Masked language modelling also gets a
-    vocabulary for its masks.
+    """Return the masked or causal language modelling task, depending on `kind`. For masked language modelling, the task
+    contains the vocabulary from which replacements for masked tokens are drawn.
     """
     vocabulary = make_mask_vocabulary(tokenizer) if kind == _MASKED else NO_VOCABULARY
     return import_task_class(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)

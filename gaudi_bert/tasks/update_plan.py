@@ -109,7 +109,7 @@ class RowStream:
 
     @property
     def examined_updates(self) -> int:
-        """The number of updates that are examined before a run to choose the shape of all updates.
+        """The number of updates that are examined before a run, to choose one static shape for the whole run.
 
         These are the updates of one epoch, or of _SAMPLED_ROWS rows if that is more, but not more than there are.
         """
@@ -227,7 +227,7 @@ def choose_update_shape(
     lengths = list(range(shortest, max(shortest, min(longest, _USUAL_LONGEST)) + 1, _LENGTH_STEP))
 
     def shapes(updates: int) -> list[UpdateShape]:
-        """Return a shape that the first `updates` updates fit into for each pack length, cheapest first."""
+        """For each pack length, return a shape that the first `updates` updates fit into, sorted by estimated cost."""
         shapes = []
         for length, (packs, deepest) in zip(
             lengths, stream.find_max_packs_and_depth(lengths, depth or lengths[-1], updates), strict=True
@@ -271,8 +271,8 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
     sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.select_sequences(order))
     needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
     # The first and the last update may contain only some of their rows in this epoch, so token counts cannot be compared
-    # directly. Therefore subtract the expected token count of the same number of random rows. Round it, because processes on
-    # different CPUs must swap the same rows.
+    # directly. Therefore subtract the expected token count of the same number of random rows. Round the expected count,
+    # because processes on different CPUs must swap the same rows.
     uses = np.bincount(rows.members, minlength=len(lengths))
     known_sizes, of_update = np.unique(sizes, return_inverse=True)
     expected = np.rint([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])

@@ -208,8 +208,8 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         return np.cumsum(packs) - packs
 
     def check_groups(self, inputs: _PlannedRecords, group_numbers: Sequence[int]) -> PendingGroups:
-        """Before writing, check the lower bounds on the number of packs in some groups, and check that each of these groups
-        fits into memory.
+        """Check that each of the given groups fits into memory, and that the plan's lower bound on its number of packs is
+        correct.
 
         Args:
             inputs: The files of the records.
@@ -348,7 +348,7 @@ def _allocate_buffer(size: int) -> ByteArray:
 
 
 def _match_planned_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
-    """Match the files that a plan names with the input files of the command, and return their paths by name.
+    """Check that the input files are the files that a plan lists, and return the paths of the input files by name.
 
     Bad files that were skipped when the records were counted are ignored if their name and size are unchanged.
 

@@ -105,10 +105,10 @@ class PretrainingObjective(Objective):
     sequence_feature = "next_sentence_weights"
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the weights of the masked-LM loss and of the next-sentence loss in a batch, float64 [2].
+        """Return the denominators for the masked-LM loss and the next-sentence loss of a batch, float64 [2].
 
-        The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one (`loss:
-        sequence`). The next-sentence weight is the number of sequences.
+        The masked-LM denominator is the number of masked tokens (`loss: token`) or of sequences that contain at least one
+        (`loss: sequence`). The next-sentence denominator is the number of sequences.
         """
         masked_weight = _count_masked_tokens_or_sequences(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked_weight, np.count_nonzero(batch["next_sentence_weights"])], np.float64)

@@ -220,8 +220,8 @@ def run_job(
             raise InputError(
                 "training.target_masked_lm_accuracy: the setting requires evaluation data; pass --evaluation-data"
             )
-        # If a pod is lost after the other pods have finished, Kubernetes restarts only this pod. It would wait in vain for
-        # the others to connect, so check first whether the run is finished.
+        # If a pod is lost after the other pods have finished, Kubernetes restarts only this pod. The restarted pod would
+        # wait in vain for the others to connect, so check first whether the run is finished.
         if not (overwrite or dry_run) and processes_share_folders() and is_artefact_finished(folder, result_path, signature):
             say(_format_already_finished(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
@@ -350,9 +350,9 @@ def _open_run_folder(
             stack.enter_context(
                 redirect_native_output(folder / ("engine.log" if watched.is_first else f"engine-{watched.rank}.log"))
             )
-        # A resumed run must draw the same dropout masks and divide the packs in the same way. The masks depend on whether
-        # kernels are compiled, and the division depends on the number of processes. Therefore use the values from the start
-        # of the run.
+        # A resumed run must draw the dropout masks and divide the packs as if it had never been stopped. The masks depend on
+        # whether kernels are compiled, and the division depends on the number of processes. Therefore use the values from
+        # the start of the run.
         processes_at_start, compiled = watched.run_on_first_process(
             lambda: read_run_beginning(context.checkpoint_folder)
         ) or RunBeginning(watched.size, device.compiles)

@@ -303,8 +303,8 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
     """
 
     def distance(packs: int) -> tuple[float, int]:
-        """Return the relative distance from the requested size, rounded to whole percent, and the number of accumulation
-        steps.
+        """Return the relative distance of an update from the requested number of sequences, rounded to whole percent, and
+        the number of its accumulation steps.
         """
         steps = _compute_accumulation_steps(sequences_per_update, packs, sequences_per_pack)
         return round(abs(steps * packs * sequences_per_pack / sequences_per_update - 1.0), 2), steps

@@ -89,8 +89,7 @@ class RecordSource:
         return choose_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
 
     def describe_shared_reading(self, processes: int) -> str | None:
-        """Return a note for the user if several processes must read the same shards, which multiplies the amount of data
-        read.
+        """If several processes must read the same shards, return a note for the user on how often the data is read.
 
         Return None if every process reads its own shards, or if the records are unpacked.
         """

@@ -236,7 +236,7 @@ def _check_packed_equals_unpacked(
 
 
 def _compute_relative_difference(difference: float, norm: float) -> float:
-    """Divide the norm of the difference between two gradients by the norm of the gradient.
+    """Divide the norm of the difference between the packed and the unpacked gradient by the norm of the unpacked gradient.
 
     Return 0 if both norms are below 1e-9, as for the key biases, whose gradient is mathematically zero.
     """

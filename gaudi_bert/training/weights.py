@@ -33,7 +33,8 @@ COPY_AGAIN = "copy the folder again, or save the model again with save_pretraine
 # A file or folder name without separators, so that it cannot refer to anything outside of the folder that contains it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
 _BERT_VOCABULARY = 30522
-# These settings affect only training, so they may differ between the weights and the model. All others must be equal.
+# These settings affect only training, so they may differ between the weights and the model. All other settings must be
+# equal.
 _OF_TRAINING = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 # Weights without a pretraining head do not contain these variables, which then keep their random initial values.
 _OPTIONAL_SCOPES = ("cls/", "bert/pooler/")

@@ -158,8 +158,8 @@ class RecordStream:
         return len(data)
 
     def _count_disk_bytes(self, data: memoryview | bytes) -> None:
-        """Add bytes that were read from the disk to `file_bytes`. If the file is compressed or HDF5, also update its
-        CRC-32C.
+        """Add the size of `data`, which was read from the disk, to `file_bytes`. If the file is compressed or HDF5, also
+        update its CRC-32C.
         """
         self.file_bytes += len(data)
         if self.compression:
