@@ -252,7 +252,7 @@ def test_settings_that_are_applied_and_settings_that_change_nothing(tmp_path: Pa
     assert found is not None
     assert (found.max_sequence_length, found.lower_case, found.tokenizer_settings) == (7, True, {"do_lower_case": False})
     unknown = write(tmp_path / "b", ["Transformer", "Pooling"], {"pooling_mode": "mean"}, {"new_in_version_7": 1})
-    with pytest.raises(InputError, match="unknown key `new_in_version_7`"):
+    with pytest.raises(InputError, match="the key `new_in_version_7` is unknown"):
         read_sentence_settings(unknown)
     unknown = write(tmp_path / "c", ["Transformer", "Pooling"], {"pooling_mode": "mean", "temperature": 2})
     with pytest.raises(InputError, match=r"1_Pooling/config\.json: 'temperature' is not supported"):
