@@ -89,7 +89,7 @@ def list_pack_kind_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _metadata_path_by_kind(folder: Path) -> dict[PackKind, Path]:
-    """Return the path of metadata.json in a folder for each kind of packs."""
+    """Return where metadata.json is in a folder of packed TFRecords, and where it is in a folder with a packed table."""
     return {"table": folder / NOTES_NAME / METADATA_NAME, "records": folder / METADATA_NAME}
 
 

@@ -58,7 +58,7 @@ class StageRun:
 
     @property
     def does_all_parts(self) -> bool:
-        """Whether the run does all of the work and writes the final file."""
+        """Whether the run processes all parts itself, and then also writes the final file."""
         return self.part is None and not self.finish
 
     def select_part(self, items: Sequence[_Group]) -> Sequence[_Group]:

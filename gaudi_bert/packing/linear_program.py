@@ -214,15 +214,16 @@ class _MasterProgram:
 
 # --- pricing and column generation
 
-# Stabilized column generation searches for new columns at trial prices. They are a weighted mean of the best proven prices
-# and the current dual prices of the program. These weights of the proven prices are tried in order until a column is found.
+# Stabilized column generation searches for new columns at trial prices. The trial prices are a weighted mean of the best
+# proven prices and the current dual prices of the program. These weights of the proven prices are tried in order until a
+# column is found.
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 
 # Column generation adds a strategy only if its total dual price exceeds 1, the cost of a pack, by more than this tolerance.
 REDUCED_COST = 1e-9
 
 # Without a depth limit, the linear program of very long packs is solved without rounding lengths if (distinct lengths) *
-# (tokens of a pack) is at most this. Finding new columns then takes half a second.
+# (tokens of a pack) is at most this number. Finding new columns then takes half a second.
 MOST_CLOSED = 2**29
 
 # Any of the classes that find new columns for the linear program.

@@ -62,7 +62,7 @@ THINNED = 500_000
 MOST_LENGTHS = 1 << 17
 
 # Packs that were planned for rounded lengths get empty slots, so that sequences can move there without a swap. An empty pack
-# gets up to MOST_EMPTY of them, and a full pack up to LEAST_EMPTY.
+# gets up to MOST_EMPTY such slots, and a full pack up to LEAST_EMPTY.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
 # If swapping sequences can no longer make all packs fit, spare empty packs are opened. Their number is at most 0.02 % of the
 # planned packs, or 8 if that is more.

@@ -229,8 +229,8 @@ FEW_SEQUENCES = 100
 LONG = 1280
 
 # For long packs, all least-squares rounds after the first together may take this fraction of the operations of the first.
-# They have few sequences to pack, but would otherwise cost as much as the first round. The published variant has no such
-# limit.
+# These later rounds pack few sequences, but without a limit they would cost as much as the first round. The published
+# variant has no such limit.
 LATER_ROUNDS = 0.5
 
 # The maximum number of solver iterations per distinct length when the least-squares problem is solved for long packs. More

@@ -65,8 +65,8 @@ NNLS_ROUNDS = 1.5
 # bound is not reached after this many simplex iterations per distinct length.
 PATIENCE = 4
 
-# If linear programs leave the packs more than 1 / FAR above their lower bound, the operation budget ended the search early.
-# The algorithm `nnls`, which is tried next, may then find fewer packs.
+# If the number of packs after the linear programs exceeds its lower bound by more than 1 / FAR of the bound, the operation
+# budget has ended the search early. The algorithm `nnls`, which is tried next, may then find fewer packs.
 FAR = 1_000
 
 # --- how many operations the search for fewer packs may take, depending on what it may save

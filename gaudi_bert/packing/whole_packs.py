@@ -276,8 +276,8 @@ FEWER = 3
 # failures than this in the same state, it also undoes the previous step.
 MOST_BARRED = 2
 
-# A dive rounds the largest fractions of the linear program's solution up first. If it has a seed, each fraction is reduced
-# by a random part of its value, up to this part, to vary the order.
+# A dive rounds the largest fractions of the linear program's solution up first. If the dive has a seed, each fraction is
+# first reduced by a random proportion, which is at most this number, so that the order varies.
 NOISE = 0.5
 
 # A dive packs the last sequences by exhaustive search if at most MOST_SEARCHED of them remain. Each attempt of the search

@@ -306,7 +306,7 @@ def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> Chec
     )
     if other is not None:
         remedy = f"set training.engine to {other}, whose image contains release {driver}, or {remedy}"
-    # The last number of a version counts bug-fix releases, so only warn if nothing but this number differs.
+    # The last number of a version counts bug-fix releases. If only this number differs, the check warns and does not fail.
     is_close = driver.split(".")[:2] == software.split(".")[:2]
     return CheckResult("driver", "warning" if is_close else "failed", finding, remedy)
 

@@ -154,7 +154,8 @@ _ROWS = (
         is_distributed=True,
         input_settings=("prepare.records", "prepare.evaluation_records", "training.init_checkpoint"),
     ),
-    # `evaluate` and `report` also work with the checkpoints and results of an unfinished run, so they do not need `train`.
+    # `evaluate` and `report` also work with the checkpoints and results of an unfinished run, so they do not require that
+    # `train` is complete.
     Stage(
         "evaluate",
         lambda folder: [folder.evaluation_result_path] if folder.has_evaluation else [],

@@ -95,7 +95,7 @@ _TIMEOUT = (5, 60)
 _FIRST_ANSWER_SECONDS = 16.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_LOG_SECONDS = 3600
-# urllib3 begins its messages with a technical prefix that does not help users, so it is removed.
+# urllib3 begins its messages with a technical prefix that does not help users, so remove the prefix.
 _URLLIB3_PREFIX = re.compile(r"^<?HTTPS?Connection[^)]*\)>?: ")
 _RETRIED_STATUSES = (429, 500, 502, 503, 504)
 _REMEDIES = {
