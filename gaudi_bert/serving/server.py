@@ -41,7 +41,8 @@ from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
 # For each kind of device, the length of the shortest row, and the default sizes of the longest row and of a full batch, in
-# slots. With shorter rows, more slots would be empty. With longer rows, attention would be slower, above all on a CPU.
+# slots. If the longest row were shorter, more slots would be empty. If it were longer, attention would be slower, above all
+# on a CPU.
 _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}

@@ -174,14 +174,14 @@ class RowStream:
         return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
 
     def count_distinct_tokens(self, updates: int) -> int:
-        """Return the total number of tokens that must be computed in the first `updates` updates.
+        """Return the total number of tokens that the model must process in the first `updates` updates.
 
         A sequence that rows of an update share counts once per update.
         """
         return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._iterate_distinct_sequences(updates))
 
     def _iterate_distinct_sequences(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the results of `find_distinct_sequences` for the first `updates` updates, a few thousand at a time."""
+        """Call `find_distinct_sequences` for a few thousand updates at a time, up to `updates`, and yield each result."""
         for first in range(0, updates, _UPDATES_AT_ONCE):
             yield self.find_distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
 

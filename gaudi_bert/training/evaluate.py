@@ -163,7 +163,7 @@ def _check_agreement(packed: EvaluationMetrics, unpacked: EvaluationMetrics, sou
 
 
 # A batch and the function that stores its outputs. This function copies the outputs of the batch, its first argument, into
-# an array of all outputs, its second argument. If outputs are not needed, it is None.
+# an array of all outputs, its second argument. If an evaluation does not need the outputs, None replaces the function.
 EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
 
 _OUTPUTS_AT_ONCE = 8192

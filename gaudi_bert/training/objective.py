@@ -160,7 +160,7 @@ _SAMPLE = 1000
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """The rule that determines the denominators of the loss sums in an update.
+    """The rule that determines by which numbers the loss sums of an update are divided.
 
     Attributes:
         kind: One of the three rules described above.
@@ -197,7 +197,7 @@ GLOBAL = LossDenominators()
 
 
 def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> LossDenominators:
-    """Return the rule for the denominators of the loss sums, as chosen in the settings of a run.
+    """Return the rule that the settings of a run choose for dividing the loss sums of an update.
 
     For `loss_normalization: balanced`, the expected weights of a pack are measured on about 1,000 records.
     """

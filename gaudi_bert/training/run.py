@@ -131,7 +131,9 @@ class Job(ABC, Generic[R]):
         return []
 
     def begin_run(self, run: RunContext[R], plan: RunPlan, model: Model) -> MlperfLog | None:
-        """Prepare the run after building the model and before loading weights. Return the MLPerf log of the run, or None."""
+        """Prepare the run after building the model and before loading weights. Return the MLPerf log of the run, or None if
+        it has none.
+        """
         return None
 
     def load_initial_weights(self, model: Model, reporter: Reporter) -> None:

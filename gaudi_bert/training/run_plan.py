@@ -321,8 +321,8 @@ def _compute_accumulation_steps(sequences_per_update: int, micro_batch_packs: in
 
 # Print a note if the batch size differs from the requested size by more than this fraction.
 _NOTABLE_CHANGE = 0.02
-# A note suggests shorter rows if they are more than 4 times as long as the mean sequence. Rows of up to 512 tokens need no
-# note, because attention takes only a small part of their time.
+# If the rows are more than 4 times as long as the mean sequence, a note suggests shorter rows. Rows of up to 512 tokens need
+# no note, because attention takes only a small part of their time.
 _LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
