@@ -288,7 +288,8 @@ if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not all(map(binding.get_host_cp
 _BYTE, _HALF, _INT, _WORD, _DOUBLE_WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64, 128))
 
 
-# This function converts a variable in a kernel to a signed 64-bit integer. Without it, numba may infer another integer type.
+# This function converts a variable in a kernel to a signed 64-bit integer. Without this conversion, numba may infer another
+# integer type.
 as_word: Callable[[Any], int] = np.int64  # type: ignore[assignment]
 
 

@@ -138,7 +138,8 @@ def install_command(extra: str) -> str:
     """Return the shell command that installs one or several extras, such as `text,report`, for the current Python."""
     python, package = shlex.quote(sys.executable), _pip_requirement(extra)
     if "pytorch" in extra.split(","):
-        # pip would install the GPU build of PyTorch (3 GB) even on a machine without a GPU. uv installs the CPU build there.
+        # pip would install the GPU build of PyTorch (3 GB) even on a machine without a GPU. On such a machine, uv installs
+        # the CPU build.
         return f"{python} -m pip install uv && {python} -m uv pip install --torch-backend auto {package}"
     if extra == "tensorflow" and not supports_tensorflow():
         return f"python3.11 -m venv env && env/bin/python -m pip install {package}"

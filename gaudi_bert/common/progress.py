@@ -140,7 +140,7 @@ class Task:
             self._forget_first_half(now)
 
     def _forget_first_half(self, now: float) -> None:
-        """Remove the progress records from the first half of the elapsed time, except for the last of them."""
+        """Remove the progress records from the first half of the elapsed time, except for the last of these records."""
         while len(self._observations) > 1 and self._observations[1][0] <= (self._speed_since + now) / 2:
             self._observations.popleft()
 

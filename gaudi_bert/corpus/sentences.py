@@ -46,8 +46,8 @@ _LAST_WORD = re.compile(r"[^\s\"'“‘«(\[]+$")
 _INITIAL_OR_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[A-ZÀ-ÖØ-Þ]")
 _FINISHED_LINE = re.compile(rf"[.!?…。！？:;][{_CLOSING}」』]*$")
 
-# The average number of sentence boundaries inside a line decides what the lines of a text are. Up to this number, every line
-# counts as one sentence. Above it, every line counts as a paragraph.
+# If the lines of a text contain, on average, at most this many sentence boundaries before their ends, every line counts as
+# one sentence. Otherwise, every line counts as a paragraph.
 _MOST_INNER_BOUNDARIES = 0.3
 _LEAST_LOWER_CASE_STARTS = 0.2
 _LEAST_FILL_OF_WRAPPED_LINES = 0.8

@@ -58,7 +58,7 @@ from gaudi_bert.packing.strategies import (
 from gaudi_bert.packing.whole_packs import WHOLE, DiveSettings, dive_to_whole_packs
 
 # The maximum number of iterations per distinct length when least squares supplies columns for the linear program. If the
-# lengths can fill packs exactly, fewer are needed. Otherwise, more do not help.
+# lengths can fill packs exactly, fewer iterations are needed. If they cannot, more iterations do not help.
 NNLS_ROUNDS = 1.5
 
 # If column generation makes slow progress, columns are taken from a least-squares solution. Progress is slow if the lower

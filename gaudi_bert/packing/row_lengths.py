@@ -36,7 +36,8 @@ LEAST_GAIN = 0.05
 # constant ratio.
 _MOST_CANDIDATES = 32
 
-# Combinations of row lengths are sorted by a lower bound on their cost. Of these, at most this many are examined further.
+# Combinations of row lengths are sorted by a lower bound on their cost. At most this many combinations are then examined
+# further.
 _MOST_PLANNED = 40
 
 # If the sequences for one row length need at least this many rows, the lower bound is used as the number of rows. An optimal

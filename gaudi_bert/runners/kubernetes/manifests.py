@@ -188,9 +188,9 @@ def _build_object(
         **({STEP_LABEL: step} if step else {}),
     }
     if step and settings.kubernetes.queue:
-        # If the pods also had the queue label, each pod would be queued separately, so only the object gets it. Do not
-        # create the object in the suspended state, because only a queue controller could resume it, and the cluster may have
-        # none.
+        # If the pods also had the queue label, each pod would be queued separately, so only the object gets the label. Do
+        # not create the object in the suspended state, because only a queue controller could resume it, and the cluster may
+        # have none.
         labels[QUEUE_LABEL] = settings.kubernetes.queue
     metadata = {"name": f"{settings.name}-{name_suffix}", "namespace": settings.kubernetes.namespace, "labels": labels}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
@@ -293,7 +293,7 @@ def _build_mpijob(settings: PipelineSettings, step: str, use_failure_policy: boo
             "cleanPodPolicy": "Running",
             "ttlSecondsAfterFinished": settings.kubernetes.keep_seconds,
             # The launcher is created only after the workers are ready. A gang scheduler that also waited for the launcher
-            # would wait forever, so it must wait only for the workers.
+            # would wait forever, so tell the scheduler to wait only for the workers.
             "schedulingPolicy": {"minAvailable": resources.workers},
         },
         "mpiReplicaSpecs": {
@@ -451,7 +451,8 @@ def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
 def _build_kustomization(
     folder_name: str, manifests_by_file: dict[str, Manifest], other_resources: Sequence[str]
 ) -> dict[str, Manifest]:
-    """Return the manifests of one folder by path, together with the `kustomization.yaml` that lists them.
+    """Return the files of one Kustomize folder as a dictionary from paths to manifests. It includes the `kustomization.yaml`
+    that lists the other files.
 
     Args:
         folder_name: The name of the folder, or "" for the top folder.
