@@ -63,7 +63,8 @@ class SourceScan:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive documents of one split. A worker process makes the examples of one block at a time.
+    """Consecutive documents of the training or the evaluation split. A worker process makes the examples of one block at a
+    time.
 
     Attributes:
         number: The number of the block in its split.
@@ -80,7 +81,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """Consecutive blocks of one split that share the same output files.
+    """Consecutive blocks of documents from the training or the evaluation split. All of them share the same output files.
 
     Attributes:
         split: The split of the blocks.
@@ -136,8 +137,8 @@ def choose_evaluation_documents(document_count: int, fraction: float, seed: int)
 
 
 def divide_documents_into_blocks(document_characters: IntArray, is_in_split: BoolArray) -> list[Block]:
-    """Divide the documents of a split into blocks of at least `BLOCK_CHARACTERS` characters. Only the last block may be
-    smaller.
+    """Divide the documents of the training or the evaluation split into blocks of at least `BLOCK_CHARACTERS` characters.
+    Only the last block may be smaller.
 
     Every block has at least two documents, unless the split has only one.
 
@@ -162,8 +163,8 @@ def divide_documents_into_blocks(document_characters: IntArray, is_in_split: Boo
 
 
 def divide_blocks_into_sections(split: Split, blocks: Sequence[Block], file_count: int) -> list[Section]:
-    """Divide the blocks of a split into sections of one or more blocks. A section has at most `_MAX_FILES_PER_SECTION`
-    output files, unless there are too few blocks.
+    """Divide the blocks of documents of a split into sections of one or more blocks. The blocks of a section share at most
+    `_MAX_FILES_PER_SECTION` output files, or more if there are too few blocks.
 
     Each section gets about the same fraction of the characters as of the files, so that the files have similar sizes.
 
@@ -241,7 +242,8 @@ def read_blocks(
 def write_section(
     section: Section, examples: Iterable[BlockExamples], folder: Path, file_count: int, seed: int
 ) -> PreparedSection:
-    """Write the examples of a section to its output files.
+    """Write the examples of a section, which consists of consecutive blocks of documents, to the output files of the
+    section.
 
     Each file appears complete or not at all.
 

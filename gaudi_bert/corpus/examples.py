@@ -92,7 +92,9 @@ def make_examples(job: BlockJob) -> BlockExamples:
 
 
 def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int) -> BlockExamples:
-    """Make one set of examples from a block. Each duplicate has different segment pairs and different masked tokens."""
+    """Make one of several sets of examples from the documents of a block. Each set, called a duplicate, has different
+    segment pairs and different masked tokens.
+    """
     settings, indices = job.settings, (job.block_number, duplicate)
     random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = _choose_segment_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
@@ -433,8 +435,7 @@ def _mask_sequences(
 
 
 def _choose_whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
-    """Choose random whole words to mask in N sequences. Words are tried in the order of the random keys of their first
-    tokens.
+    """Choose random whole words to mask in N sequences. Words are tried in a random order, which `keys_NL` determines.
 
     A word is skipped if choosing it would exceed the count.
 

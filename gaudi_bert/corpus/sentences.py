@@ -131,7 +131,8 @@ def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
 
 
 def split_lines_into_sentences(lines: Sequence[str], layout: Layout) -> list[str]:
-    """Split the lines of a document into sentences, according to the layout of the file.
+    """Split the lines of a document into sentences. The layout of the file states whether a line is a sentence or a
+    paragraph, or whether lines are wrapped.
 
     Args:
         lines: The non-empty lines of the document.

@@ -139,7 +139,7 @@ def build_additive_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype
 def build_mask_for_target(
     sequence_ids_BL: Tensor, pack_inputs: PackInputs, target: str, dtype: torch.dtype = torch.float32
 ) -> Any:
-    """Compute the attention mask in the form that a target of `PackCollator` requires.
+    """Compute the attention mask in the form that a target of `PackCollator`, such as an attention kernel, requires.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.

@@ -305,7 +305,7 @@ class PackedModel:
         scale, largest = compute_output_scale([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
         # `difference` is relative to the largest output only if that output exceeds 1. For smaller outputs it is an absolute
-        # difference, and the usual bound would hide errors. Therefore lower the bound.
+        # difference, and the usual limit on the difference would hide errors. Therefore lower this limit.
         bound = min(
             find_allowed_difference(module),
             max(find_allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale,

@@ -169,7 +169,8 @@ class LossesAndGradients(NamedTuple):
 
 
 class BatchEvaluation(NamedTuple):
-    """The head's outputs, loss sums and metric sums for one batch, computed without dropout.
+    """The head's outputs for one batch, computed without dropout, and the sums over the batch that give the loss and the
+    metrics.
 
     Attributes:
         outputs: The outputs of the head. None if the head does not keep outputs.
@@ -233,7 +234,9 @@ class Model(Protocol):
         """
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums."""
+        """Run the model on a batch without dropout. Return the head's outputs, and the sums over the batch that give the
+        loss and the metrics.
+        """
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Run a forward and a backward pass of a pretraining model without dropout, and return its outputs, losses and
@@ -284,8 +287,8 @@ WaitForSums = Callable[[], NDArray[Any]]
 
 
 class Updates(Protocol):
-    """Trains one model with one optimizer, one update at a time. All processes of a run must call `run_update` at the same
-    time.
+    """Trains one model with one optimizer, one update of the variables at a time. All processes of a run must call
+    `run_update` at the same time.
     """
 
     def run_update(

@@ -52,8 +52,8 @@ ALWAYS_PROVEN = 2e8
 
 
 def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
-    """Prove lower bounds on the number of packs in several ways, and return the certificate of the largest. A certificate
-    contains the prices that prove its bound.
+    """Prove lower bounds on the number of packs in several ways. Return the largest as a certificate, which proves the bound
+    by a price for each sequence length.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -70,7 +70,7 @@ def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | 
 
 def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkBudget) -> list[Certificate]:
     """Solve the linear program without a limit on the sequences per pack, and again with the limit if it matters. Return
-    certificates of the lower bounds that the dual prices prove.
+    certificates, which contain the prices that prove lower bounds on the number of packs.
     """
     if needs_coarse_grid(length_counts, depth):
         coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, budget)
@@ -88,8 +88,8 @@ def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkB
 
 
 def certify_linear_program(linear_program: LinearProgram, depth: int, budget: WorkBudget) -> Certificate:
-    """Round the dual prices of a solved linear program to integers. Return a certificate of the lower bound on the number of
-    packs that these prices prove.
+    """Round the dual prices of a solved linear program to integers, which prove a lower bound on the number of packs. Return
+    this proof as a certificate.
 
     Args:
         linear_program: the program. If it has no relaxation yet, the simple certificate is returned.
@@ -124,7 +124,7 @@ def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArra
 
 
 def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
-    """Prove a lower bound on the number of packs, given an integer price for each sequence length, and return the
+    """Prove a lower bound on the number of packs, given an integer price for each sequence length, and return the proof as a
     certificate. The bound is the total price of all sequences, divided by the largest total price in one pack.
 
     Prices that are too large, or too many for long packs, are rounded down, which proves nearly as much. If the proof would

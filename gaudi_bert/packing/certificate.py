@@ -26,8 +26,9 @@ from gaudi_bert.common.errors import FailedError, InputError
 # tokens than this, an upper bound may be used instead.
 MAX_EXACT_LENGTH = 1 << 17
 
-# Checking a certificate for very long packs takes (distinct prices) * (tokens of a pack) steps. At most this many steps are
-# allowed, which is about ten seconds. `bounds.py` rounds prices so that its certificates need at most half of them.
+# A certificate proves a lower bound by prices. Checking it for very long packs takes (distinct prices) * (tokens of a pack)
+# steps. At most this many steps are allowed, which is about ten seconds. `bounds.py` rounds prices so that checking its
+# certificates takes at most half as many steps.
 MAX_STEPS = 2**34
 
 # The ways to fill a pack are enumerated only if (ways) * (distinct prices) is at most this number. Otherwise the enumeration
@@ -40,8 +41,8 @@ LARGEST_WORTH = 2**62
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """A proof of a lower bound on the number of packs. Any packing needs at least (total price of all sequences) / (largest
-    total price in one pack) packs, for any choice of prices.
+    """A proof of a lower bound on the number of packs, based on a price for each sequence length. For any prices, a packing
+    needs at least (total price of all sequences) / (largest total price in one pack) packs.
     """
 
     prices: IntArray  # int64 [L], the price of a sequence of length 1 .. L, >= 0
@@ -50,8 +51,8 @@ class Certificate:
 
 
 def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Compute the token bound (total tokens / pack length) and the count bound (sequences / depth) on the number of packs.
-    Return the certificate of the larger one.
+    """Compute two lower bounds on the number of packs, which are (total tokens / pack length) and (sequences / depth).
+    Return the larger one as a certificate, with the prices that prove it.
     """
     lengths = np.arange(1, len(length_counts) + 1)
     by_tokens = -(-sum_prices(lengths, length_counts) // max(len(length_counts), 1))
@@ -62,8 +63,9 @@ def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certifi
 
 
 def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Find the length threshold that proves the largest lower bound on the number of packs, and return the certificate.
-    Sequences shorter than the threshold are ignored, and few of the longer ones fit into one pack.
+    """Find the length threshold that proves the largest lower bound on the number of packs. Return a certificate, which
+    contains the prices that prove the bound. Sequences shorter than the threshold are ignored, and few of the longer ones
+    fit into one pack.
 
     Let t be the threshold. A sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence
     of t or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most
@@ -162,8 +164,8 @@ def _compute_max_pack_price(prices: IntArray, depth: int) -> int:
 
 
 def enumerate_max_pack_price(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
-    """Enumerate all ways to fill a pack with sequences of the given lengths, and return the largest total price. Return None
-    if there are too many ways.
+    """Enumerate all ways to fill a pack with sequences of the given lengths, and return the largest total price of a pack.
+    Return None if there are too many ways.
 
     Longer lengths are placed first. The shortest length takes as much of the remaining room as possible.
 

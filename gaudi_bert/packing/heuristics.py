@@ -94,11 +94,13 @@ class OpenPacks:
         return self._rooms[position] if position < len(self._rooms) else None
 
     def get_newest_entry(self, room: int) -> tuple[int, Strategy]:
-        """Return the newest (count, pack) entry among the open packs with `room` free tokens, without removing it."""
+        """Among the open packs with `room` free tokens, return the newest entry (number of equal packs, pack) without
+        removing it.
+        """
         return self._stacks[room][-1]
 
     def remove_newest(self, room: int, count: int) -> None:
-        """Remove `count` packs from the newest entry of the packs with `room` free tokens. The entry must contain at least
+        """Remove `count` packs from the newest entry of equal packs with `room` free tokens. The entry must contain at least
         `count` packs.
         """
         stack = self._stacks[room]
@@ -192,11 +194,11 @@ def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> 
 
 
 def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Add sequences to existing packs by best fit decreasing. Return the number of packs of each strategy, which is the
-    tuple of lengths in a pack.
+    """Put sequences into existing packs, longest sequences first, each into the fullest pack that can hold it. Return the
+    number of packs of each strategy, which is the tuple of lengths in a pack.
 
-    Each sequence, longest first, goes into the pack with the least room that can still hold it, or into a new pack. The
-    function runs LPFHP on the existing packs, so its cost does not depend on the number of sequences.
+    A new pack is opened if no existing pack can hold a sequence. The function runs LPFHP on the existing packs, so its cost
+    does not depend on the number of sequences.
     """
     open_packs = OpenPacks.from_strategy_counts(strategy_counts, len(length_counts), depth)
     return sort_strategies(pack_longest_first(length_counts, depth, open_packs))

@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import AnyArray, IntArray, check_integer, find_non
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr
 
 _MOST_INT64 = 2**63 - 1
-# The maximum number of tokens in a histogram, so that all sums and products in a certificate fit in int64.
+# The maximum number of tokens in a histogram, so that all sums and products in the proof of a lower bound fit in int64.
 MAX_TOKENS = 2**62
 
 
@@ -187,7 +187,7 @@ def count_lengths(lengths: AnyArray, max_sequence_length: int) -> Histogram:
 
 
 class _SizedFile(Protocol):
-    """A file, or a part of a file, with the sizes that are needed to assign it to a group. Each group of files is packed
+    """A file, or a part of a file, with the sizes that limit how many files form a group. Each group of files is packed
     separately.
     """
 

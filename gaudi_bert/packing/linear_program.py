@@ -154,8 +154,8 @@ class _MasterProgram:
             )
 
     def set_demand(self, demand: FloatArray) -> None:
-        """Set how many sequences of each length the linear program must pack. A negative number stands for free slots of
-        this length, which shorter sequences may use.
+        """Set how many sequences of each length the linear program must pack. If a number is negative, its absolute value is
+        the number of free slots of this length, which shorter sequences may use.
 
         `demand` is float64 [rows], with a row for each length that occurs.
         """
@@ -219,7 +219,8 @@ class _MasterProgram:
 # column is found.
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 
-# Column generation adds a strategy only if its total dual price exceeds 1, the cost of a pack, by more than this tolerance.
+# Column generation searches for combinations of lengths, called strategies, that reduce the number of packs. A strategy is
+# added only if the dual prices of its lengths add up to more than 1, the cost of a pack, plus this tolerance.
 REDUCED_COST = 1e-9
 
 # Without a depth limit, the linear program of very long packs is solved without rounding lengths if (distinct lengths) *
@@ -356,8 +357,8 @@ class LinearProgram:
 
     @property
     def min_packs(self) -> int:
-        """The objective of the last solution, rounded up to whole packs, or 0 if there is no solution yet. With the
-        strategies found so far, no packing has fewer packs.
+        """The objective of the last solution, rounded up to whole packs, or 0 if there is no solution yet. With only the
+        combinations of lengths found so far, no packing has fewer packs.
         """
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0

@@ -41,10 +41,11 @@ MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear pro
 FEW_LENGTHS = 600
 BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
 # These coarse grids of rounded lengths are tried in order until the packing is close to its lower bound. Each entry contains
-# the number of bins of a full pack, and the multiple of the slack below.
+# the number of rounded lengths up to a full pack, and a factor for the slack, the additional length defined below.
 GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
-# On a grid with slack, each sequence is planned slightly longer than it is, so that the planned packs keep some room. The
-# additional length is 0.003 % of the mean length, or 0.3 pack lengths divided by the number of sequences if that is more.
+# On a coarse grid with slack, each sequence is planned slightly longer than it is, so that the packs keep some free room.
+# The additional length is SLACK_SHARE times the mean length. For all sequences together, it is at least SLACK_PACKS times
+# the length of a pack.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
 # If a packing exceeds its lower bound by at most 1 / NEAR of the bound, only a few packs can still be saved. Therefore the
 # search is cut short.
@@ -54,15 +55,16 @@ MATCHED = 200_000  # with more sequences, only some packs are cut and matched ag
 
 # The maximum number of sequences that are assigned to slots one by one. More would take gigabytes and minutes.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
-# If there are more than MAX_ASSIGNED_SEQUENCES sequences, only a subsample of at most this size is planned, and each of its
-# packs is used several times. This wastes about 0.002 % of the packs.
+# If there are more than MAX_ASSIGNED_SEQUENCES sequences, only a subsample of at most this size is packed. Each of the
+# resulting packs is repeated, so that the packs hold all sequences. This wastes about 0.002 % of the packs.
 THINNED = 500_000
-# Packing heuristics take microseconds for each distinct length. With more distinct lengths than this, only a subsample of at
-# most this many sequences is planned, and each of its packs is used several times.
+# Packing heuristics take microseconds for each distinct length. If there are more distinct lengths than this, only a
+# subsample of at most this many sequences is packed. Each of the resulting packs is repeated, so that the packs hold all
+# sequences.
 MOST_LENGTHS = 1 << 17
 
-# Packs that were planned for rounded lengths get empty slots, so that sequences can move there without a swap. An empty pack
-# gets up to MOST_EMPTY such slots, and a full pack up to LEAST_EMPTY.
+# Packs that were planned for rounded lengths get empty slots, which are places for one sequence each, so that sequences can
+# move there without a swap. An empty pack gets up to MOST_EMPTY such slots, and a full pack up to LEAST_EMPTY.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
 # If swapping sequences can no longer make all packs fit, spare empty packs are opened. Their number is at most 0.02 % of the
 # planned packs, or 8 if that is more.

@@ -52,8 +52,9 @@ SHORT_WEIGHT = 0.09
 
 
 def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
-    """Return the weight of each length's residual, which is its sequences minus its slots, in the least-squares problem of
-    NNLSHP. The weight is 0.09 for lengths up to 8, and 1 for all others, float64 [L].
+    """Return the weight of each length in the least-squares problem of the algorithm NNLSHP, float64 [L]. It is 0.09 for
+    lengths up to 8, and otherwise 1. The weight multiplies the residual, which is the number of sequences minus the number
+    of places for them in the packs.
 
     See F.4.5 and F.5 in the paper.
     """
@@ -79,7 +80,8 @@ def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 
 
 def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Add a padded pack for each sequence that has no slot in a planned pack. Remove the slots that no sequence fills.
+    """Add a padded pack for each sequence without a place in a planned pack. Remove the places, called slots, that no
+    sequence fills.
 
     The padded pack of a sequence is (length, L - length). Its second slot is padding, unless a sequence of this length lacks
     a slot as well. A sequence of length L becomes a pack of its own; the published code looks up a strategy with length 0
@@ -120,13 +122,14 @@ STEPS_AT_A_WEIGHT = 10
 # The number of times that the line search for the step size halves its interval.
 LINE_SEARCH_HALVINGS = 60
 
-# Newton's method goes on to the next value of v if a step reduces the objective by less than this fraction.
+# Newton's method goes on to the next value of v, the weight of uncovered sequences, if a step reduces the objective by less
+# than this fraction.
 SMALL_GAIN = 1e-6
 
 
 def _compute_ennls_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
-    """Return the weight of each length's residual in the objective of ENNLSHP (equation 23), float64 [L]. Lengths with
-    uncovered sequences weigh more than lengths with surplus slots.
+    """Return the weight of each length's residual in the objective of the packing algorithm ENNLSHP (equation 23 of the
+    paper), float64 [L]. Lengths with uncovered sequences weigh more than lengths with surplus slots.
 
     Args:
         residual: b - A x, float64 [L]; positive if sequences are uncovered.
@@ -138,8 +141,8 @@ def _compute_ennls_weights(residual: FloatArray, shortage_weight: float = SHORTA
 
 
 def _compute_ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
-    """Return the weighted sum of squares that ENNLSHP minimizes (equation 23). The residual of a length is its number of
-    sequences minus its number of slots.
+    """Return the weighted sum of squares that the packing algorithm ENNLSHP minimizes (equation 23 of the paper). The
+    residual of a length is its number of sequences minus its number of slots.
     """
     return float(np.sum((_compute_ennls_weights(residual, shortage_weight) * residual) ** 2))
 
@@ -154,8 +157,9 @@ class _EnnlsSolution(NamedTuple):
 
 
 def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
-    """Minimize the least-squares objective of ENNLSHP (equation 23). The variables are numbers of packs, one for each
-    combination of at most `depth` lengths that fills a pack.
+    """Minimize the least-squares objective of the packing algorithm ENNLSHP (equation 23 of the paper). Each variable is the
+    number of packs that contain one combination of lengths. A combination fills a pack completely, and contains at most
+    `depth` sequences.
 
     For each value of v, Newton steps continue until the assumed signs are right or a step gains almost nothing. The
     objective never increases.
@@ -222,7 +226,7 @@ def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 # The most rounds.
 MAX_ROUNDS = 20
 
-# The iterative algorithm starts another round only if at least this many sequences still need a slot.
+# The iterative algorithm starts another round only if at least this many sequences are not in a pack yet.
 FEW_SEQUENCES = 100
 
 # Packs with more tokens than this count as long. To save time, the iterative algorithm does less work on long packs.
@@ -240,8 +244,9 @@ ROUNDS_PER_LENGTH = 0.5
 
 
 def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
-    """Return the weight of each length's residual, which is its sequences minus its slots, in iterative least squares. The
-    weight is sqrt(8 / (2 L)) for lengths up to 8, and 1 for all others, float64 [L].
+    """Return the weight of each length in iterative least squares, float64 [L]. It is sqrt(8 / (2 L)) for lengths up to 8,
+    and otherwise 1. The weight multiplies the residual, which is the number of sequences minus the number of places for them
+    in the packs.
     """
     weights = np.ones(max_sequence_length)
     weights[:SHORT_LENGTH] = np.sqrt(min(1.0, SHORT_LENGTH / (2 * max_sequence_length)))
@@ -361,7 +366,7 @@ class _Round(NamedTuple):
 
 def _iterate_nnls_rounds(length_counts: IntArray, depth: int, budget: WorkBudget, leftovers: Leftovers) -> Iterator[_Round]:
     """Pack a histogram in rounds. Each round solves a least-squares problem for the sequences that are in no pack yet, and
-    rounds its solution. It yields all packs so far and the remaining sequences.
+    rounds its solution. After each round, yield all packs so far and the remaining sequences.
     """
     weights = iterative_residual_weights(len(length_counts))
     is_long = len(length_counts) > LONG and leftovers == "best-fit"

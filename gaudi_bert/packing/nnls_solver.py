@@ -253,8 +253,8 @@ def _append_best_columns(
 def _write_best_column(
     required_length: int, product_plan: IntArray, active_set: _ActiveSet, scratch: _Scratch, column: int
 ) -> bool:
-    """Find the column with the largest gradient that contains `required_length`, write it to the active set, and mark its
-    lengths as taken.
+    """Among the columns that contain `required_length`, find the one with the largest gradient. Each column is a combination
+    of lengths. Write the column to the active set, and mark its lengths as taken.
 
     Return False, without writing anything, if one of its lengths is already taken.
     """

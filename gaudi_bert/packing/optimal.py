@@ -423,8 +423,8 @@ def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequence
     proofs: list[Certificate] = []
 
     def pack_sample(sample_counts: IntArray) -> StrategyCounts:
-        """Pack the subsample, and return its packs. Its dual prices also prove a lower bound for all sequences, so keep a
-        certificate of that bound.
+        """Pack the subsample, and return its packs. Its dual prices also prove a lower bound for all sequences, so keep
+        these prices as a certificate, which is the proof of that bound.
         """
         planned = _pack_by_linear_programs(sample_counts, depth, budget=budget)
         proofs.append(certify_prices(length_counts, planned.certificate.prices, depth, budget))
@@ -436,8 +436,8 @@ def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequence
 
 
 def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | None, certificate: Certificate) -> _Incumbent:
-    """Combine the best packing so far with a new result. Keep the packing with fewer packs, and the certificate that proves
-    the larger lower bound.
+    """Combine the best packing so far with a new one. Keep the packing with fewer packs, and the certificate that proves the
+    larger lower bound on the number of packs.
     """
     if strategy_counts is None or count_packs(strategy_counts) >= count_packs(incumbent.strategy_counts):
         strategy_counts = incumbent.strategy_counts

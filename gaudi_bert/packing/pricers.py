@@ -127,8 +127,9 @@ def _trace_best_packs(
     prices: FloatArray,
     traced: _TracedPacks,
 ) -> int:
-    """Reconstruct, from a table of total prices, the best pack that contains the length of each given row. Write the packs
-    to `traced`, and return how many were written.
+    """For each given row, which stands for a sequence length, find the pack with the largest total price that contains this
+    length. Reconstruct these packs from a table of largest total prices, write them to `traced`, and return how many were
+    written.
 
     The function stops if the array `items` is full, but writes at least one pack.
 
@@ -189,8 +190,7 @@ class BoundedPricer:
         self._prices = np.zeros(len(lengths))
 
     def compute_best_pack_prices(self, prices: FloatArray) -> FloatArray:
-        """For each length, return the largest total price of a pack that contains this length and no longer one, float64
-        [lengths].
+        """For each length, return the largest total price of a pack with this length as its longest, float64 [lengths].
 
         `prices` are float64 [rows] and must not fall with length.
         """
@@ -221,7 +221,7 @@ class BoundedPricer:
 
 
 def compute_max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
-    """Return how many of the shortest sequences fit into one pack, which is the largest possible number.
+    """Return the largest number of sequences that fit into one pack, which is reached with the shortest sequences.
 
     Args:
         lengths: int64 [rows], ascending.
@@ -244,7 +244,7 @@ def can_use_bounded_pricer(lengths: IntArray, max_length: int, depth: int, count
 
 def _compute_bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
     """Return the shape (lengths + 1, slots + 1, tokens + 1) of the dynamic-programming table in a `BoundedPricer`. `slots`
-    is the depth, or 0 if the depth limits nothing.
+    is the depth, or 0 if no pack can contain more sequences than the depth.
     """
     slots = depth if depth < compute_max_sequences_per_pack(lengths, counts, max_length) else 0
     return len(lengths) + 1, slots + 1, max_length + 1
@@ -260,7 +260,7 @@ def _fill_bounded_price_table(
     best_prices: FloatArray,
 ) -> None:
     """Fill the table of a `BoundedPricer` by dynamic programming, one length after another. For each length, write to
-    `best_prices` the largest total price of a pack that contains this length and no longer one.
+    `best_prices` the largest total price of a pack with this length as its longest.
 
     Entry [row, slots, room] becomes the largest total price of at most `slots` sequences of the first `row` lengths in
     `room` tokens. Row 0, which stands for no lengths, is not changed.
@@ -325,13 +325,14 @@ def _trace_bounded_pack(
 # enough. A strategy is the tuple of lengths in a pack.
 LONGEST_TABLE = 1 << 16
 
-# The maximum number of entries in the list of all strategies, which contains one entry for each strategy and length.
+# The maximum size of the array that lists all strategies, which are the combinations of lengths in one pack. Each row of the
+# array contains how often one strategy uses each length.
 MOST_LISTED_ENTRIES = 1 << 22
 
 
 def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray | None:
-    """List all strategies, which are the combinations of lengths in one pack, that leave no room for another sequence of the
-    shortest length.
+    """List all strategies that leave no room for another sequence of the shortest length. A strategy is a combination of
+    lengths in one pack.
 
     Args:
         lengths: int64 [n], ascending.

@@ -155,8 +155,8 @@ def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict
 def _drop_slots_of_length(
     strategy_counts: StrategyCounts, strategies_by_length: defaultdict[int, set[Strategy]], length: int, surplus: int
 ) -> None:
-    """Remove `surplus` slots of one length, which no sequence needs, from packs that contain this length. If a pack contains
-    the length several times, remove one slot at a time.
+    """Remove `surplus` slots of one length from packs that contain this length, because there is no sequence for these
+    slots. If a pack contains the length several times, remove one slot at a time.
     """
     waiting = sorted(strategies_by_length[length], reverse=True) if surplus else []
     while surplus:
@@ -336,7 +336,7 @@ Effort = Literal["bounded", "unlimited"]
 @dataclass(frozen=True)
 class AlgorithmResult:
     """The packs that an algorithm found, counted by the lengths that they contain. If the algorithm proved a lower bound on
-    the number of packs, its certificate is included.
+    the number of packs, the certificate that proves it is included.
     """
 
     strategy_counts: StrategyCounts
@@ -423,8 +423,8 @@ class WorkBudget:
 
 
 def create_estimate_budget(max_sequence_length: int) -> WorkBudget | None:
-    """Return the operation budget that all rows of an estimate table share. Return None for short packs, because each row
-    then has its own budget.
+    """Return the limit on operations that all rows of a table of estimates share. Return None for short packs, because each
+    row then has its own limit.
     """
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
     return None if operations == float("inf") else WorkBudget(operations)

@@ -35,7 +35,7 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, 
 ROUNDING = 1e-9
 
 # The exhaustive search first fills a table for the remaining sequences. If that would take more operations than this, the
-# search is skipped, because it would hardly succeed.
+# search is skipped, because it is unlikely to succeed.
 MOST_TABLE_OPERATIONS = 1e9
 
 # The operation budget counts this many operations for each node of the exhaustive search.

@@ -209,7 +209,7 @@ class PackCollator:
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
     def _make_user_column(self, rows: Sequence[Pack], name: str) -> Any:
-        """Return the values of a user's column for all sequences of a batch.
+        """Return the values of one column that the user added to the data, for all sequences of a batch.
 
         Numbers are returned as a tensor [B, S] padded with 0, and all other values as one list per row.
         """
@@ -220,7 +220,7 @@ class PackCollator:
         return self._pad_to_depth(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
     def _stack_token_columns(self, rows: Sequence[Pack]) -> dict[str, IntArray]:
-        """Stack each token column that the model requires into an int64 array [B, L].
+        """Stack each column that the model requires, with one value per token, into an int64 array [B, L].
 
         A token column has one value per token.
         """
@@ -317,8 +317,8 @@ class PackCollator:
 
     @staticmethod
     def _choose_slot_count(name: str, requested: int | None, needed: int) -> int:
-        """Return the requested number of slots per pack. If no number was requested, return the number that this batch
-        needs.
+        """Return the requested number of slots per pack for sequences or for masked tokens. If no number was requested,
+        return the number that this batch needs.
 
         Raises:
             InputError: More slots are needed than requested.

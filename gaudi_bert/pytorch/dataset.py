@@ -215,7 +215,9 @@ class PackedDataset(IterableDataset[Pack]):
 
     @property
     def dropped_packs(self) -> int:
-        """The number of packs per epoch that no process reads, because they do not fill a complete update."""
+        """The number of packs per epoch that no process reads, because they are too few for a complete update of the
+        weights.
+        """
         return self.packs - len(self) * self.world_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -287,7 +289,9 @@ class PackedDataset(IterableDataset[Pack]):
             self._done += self.world_size * self.batch
 
     def skip_incomplete_epoch_end(self) -> None:
-        """Move to the next epoch if the remaining packs of the current epoch do not fill a complete update."""
+        """Move to the next epoch if the remaining packs of the current epoch are too few for a complete update of the
+        weights.
+        """
         if self._done and self.remaining_batches == 0:
             self._epoch, self._done = self._epoch + 1, 0
 

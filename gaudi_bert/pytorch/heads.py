@@ -36,7 +36,7 @@ _COUNTED = (("masked_lm_labels", "next_sentence_label"), ("sequence_labels",), (
 
 
 def update_counts(batches: Sequence[dict[str, Any]]) -> torch.Tensor:
-    """Count the labels in the micro-batches of one update on this process.
+    """Count the labels in all micro-batches that this process uses for one update of the weights.
 
     With several processes, sum the counts over all processes (`torch.distributed.all_reduce`, `accelerator.reduce`) before
     you compute the first loss.
@@ -70,7 +70,7 @@ def _is_predicted(labels: torch.Tensor) -> torch.Tensor:
 
 
 def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, processes: int = 1) -> torch.Tensor:
-    """Compute the contribution of one micro-batch to the loss of an update. Call `backward` on the result.
+    """Compute the contribution of one micro-batch to the loss of an update of the weights. Call `backward` on the result.
 
     Args:
         model: A model with one output per token, or a head of this module. It may be wrapped for several processes.

@@ -93,7 +93,8 @@ class PackedTrainerMixin:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | None]:
-        """Return the micro-batches of the next update, and the number of labels in this update over all processes.
+        """Return the micro-batches of the next update of the weights, and the number of labels in this update over all
+        processes.
 
         At the end of an epoch, return an empty list and None.
         """
@@ -108,7 +109,7 @@ class PackedTrainerMixin:
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: torch.Tensor | None = None
     ) -> Any:
-        """Return the contribution of a micro-batch to the loss of the update.
+        """Return the contribution of a micro-batch to the loss of an update of the weights.
 
         During an evaluation, return the result of `Trainer.compute_loss` instead.
         """

@@ -61,7 +61,8 @@ class TextCutter:
         self.max_characters = max(MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * tokens)
 
     def cut_text(self, text: str, before: str = "", tokens: int | None = None, *, from_left: bool = False) -> str:
-        """Shorten a long text without changing its tokens after truncation, and return the result.
+        """Cut a long text to a part that still contains all tokens that truncation keeps, and return the part. `before` is
+        the text that directly precedes it in the tokenized string.
 
         A short text is returned unchanged.
 
@@ -90,7 +91,8 @@ class TextCutter:
         return text
 
     def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
-        """Shorten the longer of two texts without changing the tokens of the pair after truncation, and return both texts.
+        """Cut the longer of two texts to a part that still contains all tokens that truncation of the pair keeps. Return
+        both texts.
 
         Truncation compares the token counts of both texts, so the shorter text is never cut. The longer text keeps more
         tokens than the shorter text has, and more tokens than a sequence may have.

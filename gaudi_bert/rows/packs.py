@@ -202,7 +202,8 @@ class PackedSequences:
 def fill_planned_packs(
     members: IntArray, lengths: IntArray, strategy_counts: Mapping[Strategy, int], seed: int
 ) -> SampledPacks:
-    """Assign random sequences of the planned lengths to packs, and return the packs in random order.
+    """Fill planned packs, which specify only the lengths of their sequences, with random sequences of these lengths. Return
+    the packs in random order.
 
     Args:
         members: The numbers of the sequences to assign.

@@ -214,7 +214,7 @@ def sequences_from_ids(
 
 
 def concatenate_sequences(parts: SequenceOf[Sequences], rows_per_window: SequenceOf[int]) -> Sequences:
-    """Concatenate the sequences of several consecutive windows of rows into one `Sequences` object.
+    """Concatenate the sequences of several consecutive windows, which are lists of rows, into one `Sequences` object.
 
     Args:
         parts: The sequences of each window. Either all or none of them have `characters`, `words` or `target`.
@@ -223,7 +223,9 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_per_window: Sequenc
     rows_before = np.cumsum(rows_per_window) - np.asarray(rows_per_window)
 
     def concatenate_column(name: str) -> AnyArray | None:
-        """Concatenate a column of all windows. Return None if the windows do not have this column."""
+        """Concatenate the arrays with this attribute name from all windows. Return None if the attribute of the first window
+        is None.
+        """
         columns = [getattr(part, name) for part in parts]
         return None if columns[0] is None else np.concatenate(columns)
 

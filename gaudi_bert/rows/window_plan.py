@@ -43,7 +43,7 @@ _TOKENS_PER_SEQUENCE = 4
 
 @dataclass(frozen=True)
 class RowLengthPacks:
-    """The packs of a `WindowPlan` that have the same row length.
+    """All packs of one row length that are planned for a window of sequences.
 
     Attributes:
         length: The length of a row in tokens.
@@ -58,7 +58,8 @@ class RowLengthPacks:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """A plan that assigns the sequences of a window to packs of one or several row lengths.
+    """A plan for a window, which is a list of sequences that are packed together. The plan assigns the sequences to packs of
+    one or several row lengths.
 
     Attributes:
         parts: The packs of each row length.
@@ -116,8 +117,8 @@ class PackRunner:
         outputs: Float32Array = np.zeros((count, self.width), np.float32)
 
         def compute_and_scatter(batch: PackBatch) -> int:
-            """Run the model on a batch, store the outputs of its sequences or tokens, and return the number of slots
-            computed.
+            """Run the model on a batch, store the outputs of its sequences or tokens, and return the number of token
+            positions in its packs.
             """
             batch.scatter_outputs(self.compute(batch.features()), outputs, per_token=self.per_token)
             return batch.pack_count * batch.shape.length

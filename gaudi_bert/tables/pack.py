@@ -144,9 +144,8 @@ class _TablePacking(PackingJob[GroupedTable]):
         return len(inputs.groups)
 
     def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> PendingGroups:
-        """Return the total number of rows in the given groups, and an empty list of input files for each group.
-
-        No files have to be fetched, because the files of a table are already on this machine.
+        """Return the total number of rows in the given groups. For each group, also return an empty list of files to fetch,
+        because the files of a table are already on this machine.
         """
         return PendingGroups(
             [()] * len(group_numbers), sum(part.rows for number in group_numbers for part in inputs.groups[number])

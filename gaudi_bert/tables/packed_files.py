@@ -50,7 +50,7 @@ _TOKEN_COLUMNS = ("position_ids", "sequence_ids")
 
 
 class PackLayout(NamedTuple):
-    """The columns of a packed table, and the number of slots in its packs.
+    """The columns of a packed table, and the number of token positions in each pack.
 
     Attributes:
         columns: The columns of the table.

@@ -95,7 +95,7 @@ def _list_tables(folder: Path) -> list[Path]:
 
 
 def _list_split_folders(folder: Path) -> list[str]:
-    """Return the names of the subfolders that contain Arrow files, which are the splits of a `DatasetDict`."""
+    """Return the names of the subfolders that contain Arrow files. Each such folder is a split of a `DatasetDict`."""
     return sorted(child.name for child in folder.iterdir() if child.is_dir() and any(child.glob("*.arrow")))
 
 

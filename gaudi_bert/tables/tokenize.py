@@ -229,7 +229,9 @@ def _tokenize_part(
     """
 
     def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
-        """Tokenize a batch, and return its table, its counts and its number of characters."""
+        """Tokenize a batch of texts. Return a table of its tokens, counts such as the number of empty texts, and the number
+        of characters in the batch.
+        """
         values, counted = encoder.encode_rows(batch, part)
         return _build_token_table(encoder.columns, values), counted, sum(map(_count_characters, batch))
 

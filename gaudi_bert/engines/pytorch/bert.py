@@ -223,11 +223,11 @@ class Network:
         return dropout(inputs, rate) if self.training and rate > 0 else inputs
 
     def apply_dense(self, inputs: Tensor, name_prefix: str) -> Tensor:
-        """Apply the dense layer whose variables begin with `name_prefix` to inputs [rows, features]."""
+        """Apply the dense layer whose variable names begin with `name_prefix` to inputs [rows, features]."""
         return multiply(inputs, self.parameters[f"{name_prefix}/kernel"], self.parameters[f"{name_prefix}/bias"])
 
     def apply_layer_norm(self, inputs: Tensor, name_prefix: str) -> Tensor:
-        """Apply the layer normalization whose variables begin with `name_prefix` over the last axis.
+        """Apply the layer normalization whose variable names begin with `name_prefix` over the last axis.
 
         The result is computed in at least float32, and has the dtype of the inputs.
         """

@@ -98,8 +98,8 @@ class GradientReducer:
         self._missing = [sum(parameter.requires_grad for parameter in bucket) for bucket in self._buckets]
 
     def _count_computed_gradient(self, parameter: Tensor) -> None:
-        """Record that a backward pass has computed the gradient of a parameter. In the last pass, send all buckets that are
-        complete.
+        """Record that a backward pass has computed the gradient of a parameter. In the last pass, send every complete
+        bucket, which is a list of parameters with their gradients.
 
         The buckets are sent in their fixed order.
         """
@@ -110,7 +110,9 @@ class GradientReducer:
             self._start_next_sum()
 
     def _start_next_sum(self) -> None:
-        """Start summing the gradients of the next bucket over all processes, without waiting for the result."""
+        """Start summing the gradients of the next bucket, which is a list of parameters, over all processes. Do not wait for
+        the result.
+        """
         bucket = self._buckets[len(self._sent)]
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
         merged = torch.cat([gradient.reshape(-1) for gradient in gradients])

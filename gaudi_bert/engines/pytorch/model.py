@@ -102,7 +102,9 @@ class TorchModel(ABC):
             return to_numpy(upcast_to_float32(self.forward(self.copy_to_device(batch), False)).float())
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums."""
+        """Run the model on a batch without dropout. Return the head's outputs, and the sums over the batch that give the
+        loss and the metrics.
+        """
         tensors, head = self.copy_to_device(batch), self.spec.head
         with torch.inference_mode():
             with self.autocast_context():
@@ -138,7 +140,8 @@ class TorchModel(ABC):
     # --- Methods for `updates.py`
 
     def compute_loss(self, batch: Tensors, dropout_seed: Int32Array, loss_factors_2: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the model on a batch with dropout. Return the loss to differentiate, and the head's loss and metric sums.
+        """Run the model on a batch with dropout. Return the loss to differentiate, and the sums over the batch that give the
+        reported loss and metrics.
 
         Args:
             batch: The features on the device.
@@ -167,7 +170,9 @@ class TorchModel(ABC):
             return self.forward(batch, True)
 
     def compute_loss_and_metric_sums(self, outputs: Any, batch: Tensors) -> Tensor:
-        """Compute the loss and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
+        """Compute, from the outputs of the head, the sums over a batch that give the loss and the metrics. `model/heads.py`
+        lists these sums.
+        """
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
@@ -245,7 +250,7 @@ def to_numpy(tensor: Tensor) -> Float32Array:
 def compute_pretraining_loss_and_metric_sums(
     masked_lm_logits_BQV: Tensor, next_sentence_logits_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss
 ) -> Tensor:
-    """Compute the loss sums and metric sums of a pretraining batch.
+    """Compute the sums over a pretraining batch that give the loss and the metrics.
 
     Returns:
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the

@@ -24,7 +24,7 @@ from gaudi_bert.engines.pytorch.model import TorchModel, prefetch_to_device, to_
 
 
 class TorchUpdates:
-    """Trains one model with one optimizer, one update at a time.
+    """Trains one model with one optimizer, one update of the variables at a time.
 
     Args:
         model: The model.
@@ -97,7 +97,8 @@ class TorchUpdates:
     def _accumulate_gradients(
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, loss_factors_M2: FloatArray, update: int
     ) -> Tensor:
-        """Run the forward and backward passes of all micro-batches, and return the head's loss and metric sums.
+        """Run the forward and backward passes of all micro-batches. Return the sums over these micro-batches that give the
+        loss and the metrics.
 
         The gradients of the micro-batches are added up in the `grad` attributes of the parameters.
         """
@@ -116,8 +117,8 @@ class TorchUpdates:
     def _accumulate_gradients_in_two_passes(
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
-        """Accumulate the gradients of a loss that depends on the outputs of all micro-batches, and return the head's loss
-        and metric sums.
+        """Accumulate the gradients of a loss that depends on the outputs of all micro-batches. Return the sums over these
+        micro-batches that give the loss and the metrics.
 
         The last micro-batch is computed once, and all others twice. The gradients are added up in the `grad` attributes of
         the parameters.

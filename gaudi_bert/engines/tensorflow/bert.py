@@ -66,11 +66,11 @@ class Network:
     forward_pass: ForwardPass
 
     def get_kernel_and_bias(self, name_prefix: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the kernel and the bias of the dense layer whose variables begin with `name_prefix`."""
+        """Return the kernel and the bias of the dense layer whose variable names begin with `name_prefix`."""
         return self.parameters[f"{name_prefix}/kernel"], self.parameters[f"{name_prefix}/bias"]
 
     def get_gamma_and_beta(self, name_prefix: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return gamma and beta of the layer normalization whose variables begin with `name_prefix`."""
+        """Return gamma and beta of the layer normalization whose variable names begin with `name_prefix`."""
         return self.parameters[f"{name_prefix}/LayerNorm/gamma"], self.parameters[f"{name_prefix}/LayerNorm/beta"]
 
     def apply_dropout(self, inputs: tf.Tensor, site: int) -> tf.Tensor:

@@ -112,7 +112,9 @@ class TensorFlowModel:
         return values
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums."""
+        """Run the model on a batch without dropout. Return the head's outputs, and the sums over the batch that give the
+        loss and the metrics.
+        """
         outputs, sums = self._evaluate(self.copy_to_device(batch))
         return BatchEvaluation(outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy())
 
@@ -172,7 +174,9 @@ class TensorFlowModel:
         )
 
     def compute_loss_and_metric_sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
-        """Compute the loss and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
+        """Compute, from the outputs of the head, the sums over a batch that give the loss and the metrics. `model/heads.py`
+        lists these sums.
+        """
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             return _compute_pretraining_loss_and_metric_sums(outputs, batch, head.loss)
@@ -181,7 +185,8 @@ class TensorFlowModel:
     def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Run the model on a batch. Return the loss to differentiate, and the head's loss and metric sums.
+        """Run the model on a batch. Return the loss to differentiate, and the sums over the batch that give the reported
+        loss and metrics.
 
         The loss is the sum of the two loss sums of the head, each multiplied by one of the `factors` [2].
         """
@@ -196,7 +201,8 @@ class TensorFlowModel:
             return {name: tf.constant(values) for name, values in batch.items()}
 
     def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums.
+        """Run the model on a batch without dropout. Return the head's outputs, and the sums over the batch that give the
+        loss and the metrics.
 
         If the head keeps no outputs, the first result is an empty scalar.
         """
@@ -284,7 +290,7 @@ def _pool_tokens(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, po
 def _compute_pretraining_loss_and_metric_sums(
     outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss
 ) -> tuple[tf.Tensor, ...]:
-    """Compute the loss sums and metric sums of a pretraining batch, in at least float32.
+    """Compute the sums over a pretraining batch that give the loss and the metrics, in at least float32.
 
     Returns:
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the

@@ -22,7 +22,7 @@ from gaudi_bert.model.config import has_weight_decay
 
 
 class TensorFlowUpdates:
-    """Trains one model with one optimizer, one update at a time.
+    """Trains one model with one optimizer, one update of the variables at a time.
 
     Args:
         model: The model.
@@ -152,7 +152,9 @@ class TensorFlowUpdates:
     def _compute_gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Run the forward and backward pass of a micro-batch. Return its gradients, and the head's loss and metric sums."""
+        """Run the forward and backward pass of a micro-batch. Return its gradients, and the sums over the micro-batch that
+        give the loss and the metrics.
+        """
         self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
@@ -181,8 +183,8 @@ class TensorFlowUpdates:
         return self._apply_update(gradients, sums, scalars)
 
     def _trace_first_micro_batch(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-        """Run the forward and backward pass of the first micro-batch, store its gradients, and return the head's loss and
-        metric sums.
+        """Run the forward and backward pass of the first micro-batch, and store its gradients. Return the sums over the
+        micro-batch that give the loss and the metrics.
         """
         gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
