@@ -339,7 +339,7 @@ Summary = TypeVar("Summary", bound=Artefact)
 
 @dataclass(frozen=True)
 class GroupedOutput(Generic[Group, Summary]):
-    """An output folder that a stage writes group by group, so that a killed run can be resumed.
+    """An output folder that a stage writes one group of files at a time, so that a killed run can be resumed.
 
     Attributes:
         folder: The output folder.

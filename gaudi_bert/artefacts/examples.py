@@ -185,7 +185,7 @@ class TokenisedTexts(ExtensibleArtefact):
     files: tuple[TokenisedPart, ...]
 
     def summary(self) -> dict[str, object]:
-        """Return the content without the lists of files."""
+        """Return the content of tokens.json without the lists of files."""
         return {name: value for name, value in self.as_json().items() if name not in self.line_per_entry}
 
     def format_lines(self) -> list[str]:

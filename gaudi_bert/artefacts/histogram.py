@@ -227,7 +227,9 @@ class HistogramFile(Artefact):
         return _LengthTotals(counts, max_masked)
 
     def summary(self) -> dict[str, Any]:
-        """Return the totals over all input files. `max_predictions` is 0 if the histogram does not state it."""
+        """Return the numbers of files, bytes, sequences and tokens, and the limits and the mean of the sequence lengths.
+        `max_predictions` is 0 if the histogram does not state it.
+        """
         files = self.files or ()
         sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
         return {
@@ -241,7 +243,7 @@ class HistogramFile(Artefact):
         }
 
     def format_lines(self) -> list[str]:
-        """Return a line of text with the totals."""
+        """Return one line of text with the numbers of sequences, files and bytes, and the mean and the maximum length."""
         totals = self.summary()
         return [
             f"{format_count(totals['sequences'], 'sequence')} in {format_count(totals['files'], 'file')} "

@@ -101,7 +101,7 @@ class _MirroredFolder(Mirror):
         return self.has_visible_path(path) and self.uploaded_states.get(path) != _read_file_state(path)
 
     def remove(self, path: Path) -> None:
-        """Remove the object of a local file from the store, but keep the local file."""
+        """Remove the copy of a local file from the object store, but keep the local file."""
         self.listed.pop(path, None)
         self.uploaded_states.pop(path, None)
         self.objects.remove(self.object_url(path))

@@ -261,7 +261,7 @@ class RecordMetadata(PackedMetadata):
     bad_files: tuple[InputFile, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """Return the totals, without the lists of groups and shards."""
+        """Return the packing metrics of the folder, without the lists of groups and shards."""
         keys = (
             *("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap"),
             *("algorithm", "depth", "masked_slots"),
@@ -306,7 +306,7 @@ class TableMetadata(PackedMetadata):
     row_lengths: tuple[Length, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """Return the content with the numbers of groups and shards, and without the longest lists."""
+        """Return the content of metadata.json with the numbers of groups and shards, but without the longest lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
@@ -333,7 +333,8 @@ class TableMetadata(PackedMetadata):
 
 
 class PackedTotals:
-    """The totals over the groups of a packed folder. The manifests of the groups may be added in any order.
+    """Adds up the packs, sequences, tokens and other numbers of all groups in a packed folder. The manifests of the groups
+    may be added in any order.
 
     Attributes:
         sequences: The number of sequences.

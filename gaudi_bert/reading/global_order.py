@@ -54,8 +54,8 @@ _MAX_SHIFT_DIVISOR = 8
 
 
 def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
-    """Return the number of the input region that each shard comes from, int64 [shards]. Neighbouring regions may contain
-    similar text.
+    """Return the number of the region of the input that each shard comes from, int64 [shards]. Regions with neighbouring
+    numbers may contain similar text.
 
     Regions are numbered in the order of the input. All shards of a group have the same region. If every group consists of
     one file, the groups were formed by permuting the sorted files (`packing.histogram.divide_files_into_groups`), and this
@@ -75,7 +75,8 @@ def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) ->
 def _assign_shards_to_streams(
     sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int
 ) -> list[IntArray]:
-    """Divide the shards among the streams. Return the shards that each stream reads, in reading order.
+    """Divide the shards among the streams, which each read one shard after another. Return the shards of each stream in
+    reading order.
 
     The streams of the first set come first, then the streams of the second set, and so on.
 
@@ -268,7 +269,7 @@ class GlobalOrder:
     def iterate_shard_visits(
         self, epoch: int, packs_done: int, rank: int, world_size: int
     ) -> Iterator[tuple[int, ShardVisit]]:
-        """Yield (epoch, visit) for each future visit of a process to a shard, until the end of the next epoch.
+        """Yield (epoch, visit) for each period when a process will read packs of a shard, until the end of the next epoch.
 
         The visits are in reading order. Each shard comes at most once in a turn.
 

@@ -307,7 +307,7 @@ class StreamReader(Generic[Prepared]):
 
 
 def _find_window_index(order: ShardOrder, position: int) -> int:
-    """Return the index of the window that contains a position in the reading order of a shard."""
+    """Return the index of the window of records that contains a position in the reading order of a shard."""
     return int(np.searchsorted(order.windows[:, 0], position, side="right")) - 1
 
 

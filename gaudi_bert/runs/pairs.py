@@ -44,8 +44,8 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True, eq=False)
 class PairUpdates:
-    """Packs the texts of every update into micro-batches, for tasks that compare all rows of an update. Each row is a group
-    of texts.
+    """Packs texts into micro-batches, for tasks with a loss that compares many rows. The compared rows belong to one update
+    of the weights, and each row consists of several texts.
 
     The shape of the batches was chosen before the run from the first updates. If a later update requires more packs, it has
     more micro-batches of the same shape.
@@ -94,7 +94,7 @@ class PairUpdates:
 
 @lru_cache(maxsize=4)
 def _pack_update(data: PairUpdates, update: int) -> SampledPacks:
-    """Pack the texts of an update into rows, and return the packs. Updates are numbered from 0.
+    """Pack the texts of one weight update into rows, and return the packs. Updates are numbered from 0.
 
     The last few results are cached.
     """
@@ -103,12 +103,12 @@ def _pack_update(data: PairUpdates, update: int) -> SampledPacks:
 
 @dataclass(frozen=True, kw_only=True)
 class PairObjective(TaskObjective):
-    """The training objective for a task with a single loss that compares all rows of an update."""
+    """The training objective for a task with a single loss that compares all rows of a weight update."""
 
     data: PairUpdates
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return ones, because the loss of an update is already the mean over its rows."""
+        """Return ones as divisors, because the loss of a weight update is already the mean over its rows."""
         return np.ones(2)
 
     def make_update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
@@ -143,7 +143,7 @@ class PairObjective(TaskObjective):
 
 
 class PairJob(FineTuneJob):
-    """A fine-tuning job for a task with a single loss that compares all rows of an update.
+    """A fine-tuning job for a task with a single loss that compares all rows of a weight update.
 
     Args:
         section: The settings of the section `finetune`.
@@ -223,7 +223,7 @@ class PairJob(FineTuneJob):
 
 
 def check_pair_settings(settings: PipelineSettings) -> None:
-    """Raise an error if the user has set a packing option that does not apply to tasks with a single loss per update.
+    """Raise an error if the user has set a packing option that does not apply to tasks with a single loss per weight update.
 
     The texts of each update are always packed by best fit.
 

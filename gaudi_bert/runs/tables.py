@@ -279,7 +279,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
 
     @property
     def sum_count(self) -> int:
-        """The number of sums that an evaluation computes over all batches.
+        """The number of values that are summed over all evaluation batches, such as the loss and the number of sequences.
 
         The head has 3 sums. The others are the number of sequences, and how often each token of the vocabulary must be
         predicted.
@@ -307,7 +307,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
-        """Compute the loss, the accuracy, the perplexity and the baseline from the sums over all batches.
+        """Compute the loss, the accuracy, the perplexity and the baseline from values that were summed over all batches.
 
         Raises:
             InputError: The table contains no token to predict.

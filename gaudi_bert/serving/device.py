@@ -44,7 +44,7 @@ _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticErr
 
 
 class ComputedRows(NamedTuple):
-    """The rows that the model computes for a batch.
+    """The shape of the rows that the model computes for a batch, and the number of texts in each row.
 
     Attributes:
         shape: The number of rows, and of slots in a row.

@@ -21,7 +21,7 @@ _MIN_MEASURED_CHARACTERS = 1_000  # turns with fewer characters are too short to
 
 
 class Requester:
-    """A request that uses a `FairThread` in one or several turns.
+    """A request that uses a `FairThread` once or several times. Between its turns, other requests use the thread.
 
     Attributes:
         deadline: The time until which the request waits for a turn, in seconds of `time.monotonic`.
@@ -53,7 +53,8 @@ class FairThread:
     async def call_in_turn(
         self, requester: Requester, characters: int, function: Callable[..., Any], *arguments: object
     ) -> Any:
-        """Wait for a request's turn, call a function on the thread, and return its result.
+        """Wait until a request may use this thread, call a function on the thread, and return its result. `characters`
+        states how much text of the request the function handles.
 
         Args:
             requester: The request.
@@ -107,6 +108,6 @@ class FairThread:
 
 
 def _expire_turn(turn: asyncio.Future[None]) -> None:
-    """Make a request fail with a `TimeoutError` if it still waits for its turn."""
+    """Make a request fail with a `TimeoutError` if it is still waiting to use the thread."""
     if not turn.done():
         turn.set_exception(TimeoutError())

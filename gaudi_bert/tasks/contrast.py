@@ -51,7 +51,8 @@ class LossAndGradient(NamedTuple):
 
 
 class RowGroups(NamedTuple):
-    """Training rows that consist of several sequences each, and a loss that is computed from all rows of an update together.
+    """Training rows that consist of several sequences each, and a loss that is computed from all rows of one weight update
+    together.
 
     Attributes:
         groups: The sequences of each row.
@@ -69,7 +70,7 @@ LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 
 
 def find_forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray[np.bool_]:
-    """Return for each anchor which candidates must not serve as its negatives, bool [M, C].
+    """For each anchor text, return which candidate texts must not count as wrong answers in the loss, bool [M, C].
 
     A candidate is forbidden if it has the same content as the anchor, or the same content as a positive of any anchor that
     is equal to this anchor. The anchor's own positive is never forbidden.
@@ -95,8 +96,8 @@ def in_batch_negatives_loss(
     scale: float,
     symmetric: bool,
 ) -> LossAndGradient:
-    """Return the InfoNCE loss and its gradient. The loss is small if each anchor is closer to its positive than to all other
-    candidates.
+    """Return the InfoNCE loss and its gradient. The loss is small if each anchor text is closer to its matching candidate
+    text than to all other candidates.
 
     Args:
         vectors_NH: The embeddings of the texts.

@@ -88,7 +88,9 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
 
 
 def _build_files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dict[str, bytes]:
-    """Return the contents of the files in the model folder by name, in the required writing order."""
+    """Create the files of the model folder in memory, and return their contents by name. They must be written in this order,
+    so that config.json comes last.
+    """
     files = {"model.safetensors": save(convert_to_hugging_face(weights.variables), metadata={"format": "pt"})}
     if vocabulary is not None:
         files["vocab.txt"] = read_file(vocabulary)

@@ -335,7 +335,7 @@ def _predict_windows(
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
 ) -> None:
-    """Compute and write the predictions of all rows that have no prediction yet, one window of rows at a time.
+    """Compute and write the predictions of all rows that have no prediction yet, one window of consecutive rows at a time.
 
     Args:
         rows: The rows.
@@ -500,7 +500,9 @@ def embed(
             ]
 
         def problem(why: str) -> bytes:
-            """Return the output for a text that cannot be read: a JSON line with the problem, or an embedding of NaN."""
+            """Return the output for a text that cannot be read, which is either a JSON line with the problem or an embedding
+            of NaN.
+            """
             return _encode_json_line({"error": why}) if is_lines else no_vector
 
         signature = rows.make_signature("embed", chosen, loaded.identity)

@@ -137,7 +137,7 @@ class RowSource:
         return rows if self.settings.on_bad_row == "skip" else raise_or_skip_bad_rows(rows)
 
     def check_window(self, window: Sequence[Row | BadRow]) -> None:
-        """Check that all rows of a window can be tokenized, unless the settings skip rows that cannot be tokenized.
+        """Check that a window of consecutive rows can be tokenized, unless the settings skip rows that cannot be tokenized.
 
         The rows are not tokenized if this cannot fail, because texts of any length are truncated and an empty text still has
         special tokens.
@@ -287,7 +287,7 @@ def _progress_path(out: Path) -> Path:
 
 
 class PredictionStream:
-    """Writes predictions to standard output, one window of rows at a time.
+    """Writes predictions to standard output, one window of consecutive rows at a time.
 
     Attributes:
         name: The destination, for messages.
@@ -304,7 +304,7 @@ class PredictionStream:
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
 
     def read_remaining_windows(self) -> Iterator[list[Row | BadRow]]:
-        """Yield windows of the rows that have no prediction yet.
+        """Yield the rows that have no prediction yet, one window of consecutive rows at a time.
 
         All rows of a file are checked before the first window is yielded. A pipe is not checked in advance, because it can
         be read only once.
@@ -353,7 +353,7 @@ class PredictionStream:
         plan: WindowPlan | None,
         bad_rows: int,
     ) -> None:
-        """Write the predictions of a window, and update the counts of rows and tokens.
+        """Write the predictions for a window of rows, and update the numbers of rows and tokens that were processed.
 
         After the first window, report what packing gains. For a pipe, also report the number of rows so far.
 
@@ -424,7 +424,7 @@ class PredictionStream:
 
 
 class _PredictionFile(PredictionStream):
-    """Writes predictions to a file, one window of rows at a time, so that a killed run can be resumed.
+    """Writes predictions to a file, one window of consecutive rows at a time, so that a killed run can be resumed.
 
     If the file already exists and was computed from the same settings and inputs, it is finished from the start. If a
     partial file exists, the run resumes after its last complete window.
@@ -516,7 +516,7 @@ class _StreamProgress(Artefact):
 
 
 def _extend_checksum(window: Sequence[Row | BadRow], checksum: int) -> int:
-    """Update the CRC-32 of the rows before a window with the rows of the window, and return the result."""
+    """Return the CRC-32 of all rows up to the end of a window, given the CRC-32 of the rows before this window."""
     for row in window:
         checksum = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), checksum)
     return checksum

@@ -25,8 +25,9 @@ from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
 from gaudi_bert.tasks.task import MaskKey, Task
 
-# In each window of a context, only the 20 most likely first tokens and the 20 most likely last tokens of an answer are
-# considered. Probabilities are computed over the 20 best answers. BERT's own script for SQuAD uses the same number.
+# A long context is split into windows. In each window, only the 20 most likely first tokens and the 20 most likely last
+# tokens of an answer are considered. Probabilities are computed over the 20 best answers. BERT's own script for SQuAD uses
+# the same number.
 _CANDIDATES = 20
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)

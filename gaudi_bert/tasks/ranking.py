@@ -82,7 +82,7 @@ def _compute_ranking_metrics(
     answers_Q = np.maximum(answers_Q, 1)
 
     def sums(values_R: FloatArray) -> FloatArray:
-        """Sum the values of each query's documents."""
+        """For each query, add up the values of its documents."""
         return np.bincount(query_R, values_R, queries).astype(np.float64)
 
     figures = {

@@ -83,11 +83,15 @@ class Embedding(Task):
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return no targets, because the loss is computed from all rows of an update (see `group_rows_for_loss`)."""
+        """Return no targets, because the loss is computed from all rows of a weight update together (see
+        `group_rows_for_loss`).
+        """
         return {}
 
     def group_rows_for_loss(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
-        """Return the texts of each row, and a loss function that compares each text with all texts of the update."""
+        """Return the texts of each row, and a loss function that compares each text with all texts of the same weight
+        update.
+        """
         table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
         return RowGroups(
             table.rows, partial(_compute_loss_over_update, self.settings, table, scores), has_answers=scores is None
@@ -168,8 +172,8 @@ def _compute_loss_over_update(
     sequences_N: IntArray,
     rows: IntArray,
 ) -> LossAndGradient:
-    """Return the loss of the rows in an update, and its gradient. The loss function depends on the settings and on whether
-    the rows have scores.
+    """Return the loss of all rows in one weight update, and its gradient. The loss function depends on the settings and on
+    whether the rows have scores.
 
     Args:
         settings: The settings of the task.

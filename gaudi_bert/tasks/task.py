@@ -100,7 +100,7 @@ EVALUATION_EPOCH = -1
 
 
 def needs_loss_over_update(settings: TaskSettings) -> bool:
-    """Return True if a task computes one loss from all rows of an update, and False if each row has its own loss."""
+    """Return True if a task computes one loss from all rows of a weight update, and False if each row has its own loss."""
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
 
@@ -199,8 +199,8 @@ class Task(ABC):
         """
 
     def group_rows_for_loss(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
-        """Return groups of sequences that must be in the same update, and a function that computes their loss. Return None
-        if each sequence has its own loss.
+        """Return groups of sequences that must belong to the same weight update, and a function that computes their loss.
+        Return None if each sequence has its own loss.
 
         Args:
             sequences: The sequences of the training data.
@@ -339,10 +339,12 @@ class TaskObjective(Objective):
     has_answers: bool = True
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the divisors of the losses, float64 [2]. A task has a single loss, so the second divisor is 1."""
+        """Return the divisors of the summed losses, float64 [2]. A task has a single loss, so the second divisor is 1."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
     def compute_metrics(self, sums: FloatArray) -> TaskMetrics:
-        """Return the mean loss, and the accuracy if the task has one, computed from the sums."""
+        """Return the mean loss, and the accuracy if the task has one, computed from values that were summed over the
+        batches.
+        """
         loss, _, right = sums / max(sums[1], 1.0)
         return TaskMetrics(float(loss), float(right) if self.has_answers else None)

@@ -336,12 +336,12 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
 
     @property
     def sum_count(self) -> int:
-        """The number of sums that a task's head computes for each batch."""
+        """The number of values that the head of a task sums over each batch, such as the loss."""
         return 3
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Return three zeros if the task's head computes no sums, so that the totals always have three entries. Otherwise,
-        return an empty array.
+        """If the head of the task sums no values, return three zeros in place of these sums. Otherwise, return an empty
+        array.
         """
         return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
@@ -378,7 +378,8 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         return np.zeros((count, width), np.float32) if head.needs_outputs else None
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
-        """Return the loss and the metrics of the task, computed from the sums and the outputs of all batches."""
+        """Return the loss and the metrics of the task, computed from the summed values and the model outputs of all batches.
+        """
         loss, weight, right = totals
         sequences, rows = self.data.sequences, self.data.rows
         figures = {"loss": loss / max(weight, 1.0)} if isinstance(self.task.head, TaskHead) else {}

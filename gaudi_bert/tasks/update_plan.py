@@ -65,8 +65,8 @@ class GroupedRows(NamedTuple):
 
 
 class UpdateShape(NamedTuple):
-    """The static shape of all updates. It consists of the shape of a micro-batch and the number of micro-batches on each
-    process.
+    """The static shape of all weight updates. It consists of the shape of a micro-batch and the number of micro-batches on
+    each process.
 
     Attributes:
         batch: The shape of a micro-batch.
@@ -86,7 +86,7 @@ class UpdateShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowStream:
-    """The rows of all epochs as one long stream, divided into updates with the same number of rows.
+    """The training rows of all epochs in one long sequence, which is divided into weight updates with equally many rows.
 
     Attributes:
         lengths: int64, the number of tokens in each sequence.
@@ -193,7 +193,7 @@ class RowStream:
 
 @lru_cache(maxsize=4)
 def _order_epoch_rows(stream: RowStream, epoch: int) -> IntArray:
-    """Return the order of the rows in an epoch. It is random, except that rows were swapped so that all updates need about
+    """Return a random order of the rows in an epoch. Rows are swapped between weight updates so that all updates need about
     the same number of tokens.
     """
     count = len(stream.rows)
@@ -213,7 +213,7 @@ def choose_update_shape(
     longest: int,
     depth: int | None = None,
 ) -> UpdateShape:
-    """Choose a static shape that is cheap to compute and that all examined updates fit into.
+    """Choose one static shape for all weight updates. The shape is cheap to compute, and all examined updates fit into it.
 
     Args:
         stream: The rows.
@@ -283,7 +283,7 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
         pair = np.empty(len(sizes), np.int64)
         pair[updates_by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
         # A row may be swapped only if it shares no sequence with other rows of the two updates. Then the swap does not
-        # change how many sequences each update shares.
+        # change how many sequences occur in several rows of an update.
         texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
         sequences = np.repeat(pair[update], texts) * len(lengths) + rows.select_sequences(order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
@@ -342,7 +342,7 @@ def _swap_rows_between_updates(
 
 @kernel
 def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
-    """Pack the sequences of each update by best-fit decreasing, and return the largest number of sequences in a pack.
+    """Pack the sequences of each weight update by best-fit decreasing, and return the largest number of sequences in a pack.
 
     Args:
         lengths: The lengths of the sequences, update by update.

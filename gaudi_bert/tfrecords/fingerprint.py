@@ -193,7 +193,7 @@ class ScannedPacks(NamedTuple):
 
 
 class _Cursor(NamedTuple):
-    """The memory addresses of one sequence in the features of its pack.
+    """The memory addresses where one sequence begins in the features of its pack.
 
     All attributes except `used` are addresses of the sequence's first value in a feature.
 

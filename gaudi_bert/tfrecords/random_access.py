@@ -177,8 +177,8 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self._open[file].advise(mmap.MADV_WILLNEED, first, last)
 
     def drop_pages(self, file: int, first: int, last: int) -> None:
-        """Release this process's memory pages of the records `first` to `last` - 1. The pages stay in the page cache of the
-        system.
+        """Remove the records `first` to `last` - 1 of an open file from the memory of this process. The records stay in the
+        page cache of the system.
         """
         self._open[file].advise(mmap.MADV_DONTNEED, first, last)
 
@@ -251,7 +251,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
 
 class _FileAddresses(NamedTuple):
-    """What kernels need to read an open file.
+    """The memory addresses and the number of records that compiled kernels need to read an open file.
 
     Attributes:
         content: The memory address of the file's bytes.

@@ -263,7 +263,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         slots = threading.Semaphore(cores)
 
         def write_shard(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
-            """Write one shard, and return its entry in the manifest and its part of the index."""
+            """Write one shard. Return its entry for the manifest of the group, and its part of the group's index file."""
             path = self.folder / shard_name(group_number, shard, RecordMetadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
             written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
@@ -425,7 +425,7 @@ def _read_group_into_memory(
         start, row = start + size, row + file.sequences
 
     def read_file(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
-        """Read one file into its part of the buffer, and fill its rows of the index."""
+        """Read one file into the part of the buffer that is reserved for it, and fill its rows of the sequence index."""
         path, file, region, rows = task
         compacted = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
         scan = RecordScan(path, compacted, pieces, progress)

@@ -179,8 +179,8 @@ class EvaluationSet(ABC, Generic[E]):
     @property
     @abstractmethod
     def sum_count(self) -> int:
-        """The number of values that are summed over all batches. The values from the model head come first, followed by
-        those from `count_labels`.
+        """The number of values that an evaluation sums over all batches. The values from the model head come first, followed
+        by those from `count_labels`.
         """
 
     @abstractmethod
@@ -195,12 +195,14 @@ class EvaluationSet(ABC, Generic[E]):
         return np.zeros(0)
 
     def allocate_outputs(self) -> Float32Array | None:
-        """Return a zero array for the outputs of all sequences or tokens. Return None if the metrics need only sums."""
+        """Return a zero array for the model outputs of all sequences or tokens. Return None if the metrics are computed only
+        from values that are summed over all batches.
+        """
         return None
 
     @abstractmethod
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> E:
-        """Compute the metrics of the complete data set from the sums and the outputs of all processes."""
+        """Compute the metrics of the complete data set from the summed values and the model outputs of all processes."""
 
     def evaluate_model(self, model: Model, communicator: Communicator) -> E:
         """Evaluate a model on this data set, and return its metrics.
@@ -267,7 +269,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
 
     @property
     def sum_count(self) -> int:
-        """The number of values that are summed over all batches.
+        """The number of values that are summed over all evaluation batches, such as losses and the counts of labels.
 
         There are 8 sums of `PretrainingObjective`, 2 counts of next-sentence labels, and 1 count for each token of the
         vocabulary.
@@ -293,7 +295,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
         )
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationMetrics:
-        """Compute the losses, the accuracies and their baselines from the sums over all records.
+        """Compute the losses, the accuracies and their baselines from values that were summed over all records.
 
         Raises:
             InputError: The data contains no sequences.

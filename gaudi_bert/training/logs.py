@@ -63,7 +63,8 @@ class MetricsWriter:
         self._append_and_flush(self._events, frame(_encode_time(now) + _encode_field(3, b"brain.Event:2")))
 
     def write_report(self, kind: str, update: int, values: Mapping[str, float]) -> None:
-        """Write the metrics of a training interval or an evaluation to `metrics.jsonl` and to the TensorBoard file.
+        """Write the metrics of an evaluation, or of the updates since the last report, to `metrics.jsonl` and to the
+        TensorBoard file.
 
         Args:
             kind: "train" or "evaluation".
@@ -213,20 +214,23 @@ class MlperfLog:
         return self
 
     def log_run_start(self, sequences: int) -> None:
-        """Log the end of the initialization, and the start of the timed run and its first training block."""
+        """Log that the initialization ends, and that the timed run and its first training block start. A block is the
+        training between two evaluations.
+        """
         self._log.end(self._keys.INIT_STOP)
         self._log.start(self._keys.RUN_START)
         self._log_block_start(sequences)
 
     def log_evaluation_start(self, sequences: int) -> None:
-        """Log the end of a training block and the start of an evaluation."""
+        """Log that a training block ends and an evaluation starts. A block is the training between two evaluations."""
         self._log_block_end()
         self._log.start(self._keys.EVAL_START, metadata=_make_position_metadata(sequences))
 
     def log_evaluation_end(
         self, sequences: int, masked_lm_accuracy: float, evaluated_sequences: int, is_finished: bool
     ) -> None:
-        """Log the result of an evaluation. If the run continues, also log the start of the next training block.
+        """Log the result of an evaluation. If the run continues, also log the start of the next training block, which lasts
+        until the next evaluation.
 
         Args:
             sequences: The number of training sequences seen so far.
@@ -252,12 +256,12 @@ class MlperfLog:
         self._handler.close()
 
     def _log_block_start(self, sequences: int) -> None:
-        """Log the start of a training block."""
+        """Log the start of a training block, which is the MLPerf name for the training between two evaluations."""
         self._block_start = sequences
         self._log.start(self._keys.BLOCK_START, metadata=_make_block_metadata(sequences))
 
     def _log_block_end(self) -> None:
-        """Log the end of the current training block, if there is one."""
+        """Log the end of the current training block, if there is one. A block is the training between two evaluations."""
         if self._block_start is not None:
             self._log.end(self._keys.BLOCK_STOP, metadata=_make_block_metadata(self._block_start))
             self._block_start = None
@@ -269,5 +273,7 @@ def _make_position_metadata(sequences: int) -> dict[str, int]:
 
 
 def _make_block_metadata(sequences: int) -> dict[str, int]:
-    """Return the MLPerf log metadata for a training block that begins after `sequences` training sequences."""
+    """Return the MLPerf log metadata for a block, which is the training between two evaluations. The block begins after
+    `sequences` training sequences.
+    """
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}

@@ -223,7 +223,7 @@ class TrainingLoop:
             )
 
     def _start_interval(self) -> Interval:
-        """Return a new interval, which begins with the next update."""
+        """Return a new `Interval`, which collects the losses and the speed of the updates after this one."""
         return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.section)
 
     def _report_interval(self) -> None:

@@ -65,7 +65,7 @@ class Objective(ABC):
 
     @abstractmethod
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the denominators for the two loss sums of a batch, float64 [2].
+        """Return the numbers by which the two summed losses of a batch are divided, float64 [2].
 
         Dividing the loss sums by these numbers gives the mean losses.
         """
@@ -105,7 +105,7 @@ class PretrainingObjective(Objective):
     sequence_feature = "next_sentence_weights"
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the denominators for the masked-LM loss and the next-sentence loss of a batch, float64 [2].
+        """Return the numbers by which the summed masked-LM and next-sentence losses of a batch are divided, float64 [2].
 
         The masked-LM denominator is the number of masked tokens (`loss: token`) or of sequences that contain at least one
         (`loss: sequence`). The next-sentence denominator is the number of sequences.
@@ -160,7 +160,7 @@ _SAMPLE = 1000
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """The rule that determines by which numbers the loss sums of an update are divided.
+    """The rule that determines by which numbers the summed losses of one weight update are divided.
 
     Attributes:
         kind: One of the three rules described above.
@@ -171,7 +171,7 @@ class LossDenominators:
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
     def compute_loss_factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
-        """Return the factors that scale the loss sums of each micro-batch on this process.
+        """Return the factors by which the two summed losses of each micro-batch on this process are multiplied.
 
         Every process calls this at the same time.
 
@@ -197,7 +197,7 @@ GLOBAL = LossDenominators()
 
 
 def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> LossDenominators:
-    """Return the rule that the settings of a run choose for dividing the loss sums of an update.
+    """Return the rule that the settings of a run specify for dividing the summed losses of each weight update.
 
     For `loss_normalization: balanced`, the expected weights of a pack are measured on about 1,000 records.
     """
@@ -232,7 +232,7 @@ def draw_dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> In
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Computes the dropout seeds and loss factors of an update, and runs the update on the engine.
+    """Computes the dropout seeds and the loss factors of one weight update, and runs this update on the engine.
 
     Attributes:
         updates: The updates of the engine.

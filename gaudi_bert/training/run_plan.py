@@ -81,16 +81,16 @@ class RowPacks(NamedTuple):
 
 
 class _BlockMicroBatches(NamedTuple):
-    """The number of micro-batches in a block of packs, and the number of packs per micro-batch on one process."""
+    """The number of micro-batches that a block of packs is divided into, and the number of packs per micro-batch on one
+    process.
+    """
 
     micro_batches: int
     packs: int
 
 
 class _PackBlocks(NamedTuple):
-    """Divides all packs with the same row length into blocks of equal size.
-
-    An update reads complete blocks.
+    """Divides all packs with the same row length into blocks of equal size. Each weight update reads complete blocks.
 
     Attributes:
         row_length: The length of the rows, in tokens.
@@ -105,7 +105,7 @@ class _PackBlocks(NamedTuple):
     max_micro_batch_packs: int
 
     def divide_among_processes(self, processes: int) -> _BlockMicroBatches:
-        """Divide a block evenly among processes, and the packs of each process into micro-batches of equal size."""
+        """Divide a block of packs evenly among processes, and the packs of each process into micro-batches of equal size."""
         packs_of_process = -(-self.packs // processes)
         micro_batches = -(-packs_of_process // self.max_micro_batch_packs)
         return _BlockMicroBatches(micro_batches, -(-packs_of_process // micro_batches))
@@ -198,7 +198,7 @@ class RunPlan:
         return micro_batches if self.count_micro_batches is None else micro_batches[:1] * self.count_micro_batches(update)
 
     def _count_blocks_after(self, update: int) -> list[int]:
-        """For each row length, return how many blocks have been read after `update` updates."""
+        """For each row length, return how many blocks of packs the run has read after `update` updates of the weights."""
         return [math.ceil(update * blocks.blocks_per_update) for blocks in self.pack_blocks]
 
     def iterate_micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
@@ -237,7 +237,7 @@ class RunPlan:
 
     @cached_property
     def pack_blocks(self) -> tuple[_PackBlocks, ...]:
-        """The blocks that the packs are divided into, for each row length."""
+        """For each row length, how the packs are divided into blocks. Each weight update reads complete blocks."""
         settings, most = self.settings, self.settings.micro_batch_packs
         if not self.packs_by_row_length:
             sequences = self.packing_factor * self.processes
@@ -288,7 +288,8 @@ class RunPlan:
 
 
 def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, max_packs: int) -> int:
-    """Return the micro-batch size that brings an update closest to the requested number of sequences.
+    """Return the number of packs per micro-batch that brings the number of sequences per update closest to the requested
+    number.
 
     Differences are compared in percent. Among equally good sizes, the one with the fewest accumulation steps is chosen, and
     then the smallest.
@@ -303,8 +304,8 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
     """
 
     def distance(packs: int) -> tuple[float, int]:
-        """Return the relative distance of an update from the requested number of sequences, rounded to whole percent, and
-        the number of its accumulation steps.
+        """For micro-batches of `packs` packs, return the relative error of the number of sequences per update, and the
+        number of accumulation steps. The error is rounded to whole percent.
         """
         steps = _compute_accumulation_steps(sequences_per_update, packs, sequences_per_pack)
         return round(abs(steps * packs * sequences_per_pack / sequences_per_update - 1.0), 2), steps
@@ -313,7 +314,9 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
 
 
 def _compute_accumulation_steps(sequences_per_update: int, micro_batch_packs: int, sequences_per_pack: float) -> int:
-    """Return the number of micro-batches that brings an update closest to the requested number of sequences."""
+    """Return the number of micro-batches per update that brings the number of sequences per update closest to the requested
+    number.
+    """
     return max(1, round(sequences_per_update / (micro_batch_packs * sequences_per_pack)))
 
 

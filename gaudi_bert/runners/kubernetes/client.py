@@ -128,7 +128,9 @@ _ERRORS_BY_STATUS = {403: _ForbiddenError, 404: NotFoundError, 409: ConflictErro
 
 
 class StreamDroppedError(Exception):
-    """Raised if the connection breaks while a log or the changes of an object are read. The caller can read them again."""
+    """Raised if the connection breaks while a log is read or an object is watched for changes. The caller can send the
+    request again.
+    """
 
 
 def _create_dynamic_client() -> DynamicClient:

@@ -58,7 +58,9 @@ class Problem:
 
     @property
     def reason_without_pod_names(self) -> str:
-        """The reason without pod names, because each attempt to create a pod uses a new name."""
+        """The reason without the names of pods. Two failed attempts to create a pod then have the same reason, although each
+        attempt uses a new name.
+        """
         return re.sub(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)', "pod", self.reason)
 
 

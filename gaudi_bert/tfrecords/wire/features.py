@@ -169,7 +169,9 @@ def _find_feature_by_key(address: int, key_size: int, keys: RowArray, guessed_fe
 
 @inlined_kernel
 def _has_usual_entry_head(address: int, end: int, keys: RowArray, feature: int) -> bool:
-    """Return whether the map entry at `address` begins with the usual head of `feature` and fits before `end`."""
+    """Return whether the map entry at `address` ends before `end` and begins with the bytes that usually precede the values
+    of `feature`.
+    """
     usual = keys[feature]
     head_size = usual.head_bytes
     if head_size == 0 or head_size + usual.values_bytes > end - address:
