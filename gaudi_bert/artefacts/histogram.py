@@ -227,8 +227,8 @@ class HistogramFile(Artefact):
         return _LengthTotals(counts, max_masked)
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers of files, bytes, sequences and tokens, and the limits and the mean of the sequence lengths.
-        `max_predictions` is 0 if the histogram does not state it.
+        """Return the numbers of files, bytes, sequences and tokens, the mean and maximum length, and `max_predictions`. The
+        last value is 0 if the histogram does not state it.
         """
         files = self.files or ()
         sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)

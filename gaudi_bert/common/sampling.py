@@ -179,7 +179,7 @@ def _fill_packs(
 
 
 def _check_slot_counts(lengths: AnyArray, flat_lengths: Int32Array, pack_counts: IntArray) -> None:
-    """For every length, check that the packs of a plan have room for exactly as many sequences as there are.
+    """For every length, check that the packs of a plan have room for exactly as many sequences of this length as there are.
 
     Raises:
         InputError: The numbers differ for a length.

@@ -384,7 +384,7 @@ def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int
 def check_lower_bound(
     path: Path, claimed_bound: int, packs: int, counts_by_group: Callable[[], Iterable[IntArray]], depth: int, remedy: str
 ) -> None:
-    """Check that the lower bound that a file states can be proven.
+    """Check that the lower bound on the number of packs, as stated in a file, can be proven.
 
     Simple certificates are tried first, then solvers.
 

@@ -32,7 +32,7 @@ Inputs = TypeVar("Inputs")
 
 
 class PendingGroups(NamedTuple):
-    """The input files of the groups that still have to be written, and the total size of these groups.
+    """The input files of the groups of packs that still have to be written, and the total size of these groups.
 
     Attributes:
         paths: The input files of each group, which are downloaded before the group is written.
@@ -87,7 +87,7 @@ class PackingJob(ABC, Generic[Inputs]):
 
     @abstractmethod
     def count_groups(self, inputs: Inputs) -> int:
-        """Return the number of groups in the source."""
+        """Return the number of groups that the source is divided into."""
 
     @abstractmethod
     def check_groups(self, inputs: Inputs, group_numbers: Sequence[int]) -> PendingGroups:
@@ -120,8 +120,8 @@ class PackingJob(ABC, Generic[Inputs]):
 
 
 def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResult:
-    """Write the packs of a job. The options of the run select all groups, the groups of one part, or only metadata.json
-    after all parts exist.
+    """Write the packs of a job. The options of the run decide whether to write all groups, the groups of one part, or only
+    metadata.json.
 
     1. Prepare the folder under its lock. If it is already finished, return its metadata at once.
     2. List the inputs.

@@ -175,8 +175,8 @@ class PackLocations(NamedTuple):
 
 
 class ShardVisit(NamedTuple):
-    """A visit to a shard, during which a process reads packs of this shard. Sets of streams take turns, so a visit ends when
-    the turn of its set ends, or earlier.
+    """A period when a process reads packs of one shard. The visit ends at the latest when another set of streams has its
+    turn.
 
     Attributes:
         turn: The number of the turn.
@@ -246,8 +246,8 @@ class GlobalOrder:
         return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
     def locate_packs(self, epoch: int, pack_numbers: IntArray) -> PackLocations:
-        """Locate packs of an epoch. For each pack, return the shard, the position in the shard's reading order, and when the
-        pack is read (turn, round, stream).
+        """Locate packs of an epoch. For each pack, return its shard, its position in the shard's reading order, and its
+        turn, round and stream.
 
         `pack_numbers` is an int64 array [n] of numbers from 0 to `packs` - 1.
         """
@@ -303,7 +303,9 @@ class GlobalOrder:
         return self.streams // math.gcd(self.streams, world_size)
 
     def count_full_rounds(self, epoch: int) -> int:
-        """Return the number of rounds in an epoch before the first stream has no packs left."""
+        """Return the number of rounds in an epoch before the first stream has no packs left. In a round, each stream of a
+        set reads one pack.
+        """
         return int(self._get_schedule(epoch).ends[0])
 
     def _get_schedule(self, epoch: int) -> _ShardSchedule:
@@ -368,8 +370,8 @@ class _ShardSchedule(NamedTuple):
         return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, streams_per_set)
 
     def locate_packs(self, pack_numbers: IntArray) -> PackLocations:
-        """Locate packs. For each pack, return the shard, the position in the shard's reading order, and when the pack is
-        read (turn, round, stream).
+        """Locate packs. For each pack, return its shard, its position in the shard's reading order, and its turn, round and
+        stream.
         """
         segment = np.searchsorted(self.numbers, pack_numbers, side="right") - 1
         count = self.stream_counts[segment]

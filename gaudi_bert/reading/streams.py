@@ -88,7 +88,7 @@ class PackRecords(NamedTuple):
 @dataclass
 class _OpenShard:
     """How far a shard has been read in this epoch. The reader keeps this object after it closes the shard, because it may
-    open the shard again in a later turn.
+    open the shard again later.
 
     Attributes:
         end: The number of rounds after which the stream has read all packs of the shard.
@@ -207,9 +207,7 @@ class StreamReader(Generic[Prepared]):
                 self._prefetch_windows(shard, int(locations.positions[locations.shards == shard].max()))
 
     def _close_shards(self, shards: list[int]) -> None:
-        """Close the given shards. Keep their reading orders and positions, because a shard may be opened again in a later
-        turn.
-        """
+        """Close the given shards. Keep their reading orders and positions, because a shard may be opened again later."""
         if not shards:
             return
         for shard in shards:
@@ -260,7 +258,7 @@ class StreamReader(Generic[Prepared]):
         """
 
         def is_upcoming(epoch_visit: _EpochVisit) -> bool:
-            """Return whether a visit is not over and its shard still has to be opened."""
+            """Return whether a visit to a shard is not over, and the shard still has to be opened."""
             epoch, visit = epoch_visit
             if epoch > self._epoch:
                 return True
@@ -269,7 +267,7 @@ class StreamReader(Generic[Prepared]):
             return not (is_past or is_here)
 
         def is_later(epoch_visit: _EpochVisit) -> bool:
-            """Return whether a visit begins after the last of the packs that are being read."""
+            """Return whether a visit to a shard begins after the last of the packs that are being read."""
             return epoch_visit[0] > self._epoch or (epoch_visit[1].turn, epoch_visit[1].begin) > (turn, last_round)
 
         upcoming = [epoch_visit for epoch_visit in self._upcoming_visits if is_upcoming(epoch_visit)]

@@ -63,14 +63,14 @@ class PairUpdates:
     shape: UpdateShape
 
     def count_micro_batches(self, update: int) -> int:
-        """Return how many micro-batches each process computes in an update. Updates are numbered from 0."""
+        """Return how many micro-batches each process computes in a weight update. Updates are numbered from 0."""
         if update >= self.stream.update_count:
             return self.shape.micro_batches
         packs = len(_pack_update(self, update))
         return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
 
     def count_sequence_slots(self, update: int) -> int:
-        """Return how many sequences fit into the micro-batches of an update. Updates are numbered from 0."""
+        """Return how many sequences fit into the micro-batches of a weight update. Updates are numbered from 0."""
         return self.count_micro_batches(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
     def iterate_micro_batches(self, first_update: int, rank: int) -> Iterator[Batch]:
@@ -112,7 +112,7 @@ class PairObjective(TaskObjective):
         return np.ones(2)
 
     def make_update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
-        """Return a function that computes the loss of an update from the outputs of all its micro-batches.
+        """Return a function that computes the loss of a weight update from the model outputs for all its micro-batches.
 
         The function collects the outputs of all processes.
         """
@@ -121,8 +121,8 @@ class PairObjective(TaskObjective):
         rows = stream.select_update_rows(update - 1, update)
 
         def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
-            """Collect the outputs of all processes. Return the loss and metric sums, and the gradients of the loss with
-            respect to this process's outputs.
+            """Collect the model outputs of all processes. Return the summed losses and metrics, and the gradients of the
+            loss with respect to this process's outputs.
             """
             together_NC = np.zeros((self.data.count_sequence_slots(update - 1), outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
@@ -164,7 +164,7 @@ class PairJob(FineTuneJob):
         )
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Choose the number and the shape of an update's micro-batches. See `Job.prepare_updates`."""
+        """Choose the number and the shape of the micro-batches in a weight update. See `Job.prepare_updates`."""
         section, stream, labelled = self.section, self._stream, self._labelled
         shape = choose_update_shape(
             stream,

@@ -116,7 +116,7 @@ class _RecordsJob(Job[TrainingResult]):
         self.checkpoint_settings = {"data": asdict(source.schema)}
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Divide the records into updates. See `Job.prepare_updates`.
+        """Divide the records into weight updates. See `Job.prepare_updates`.
 
         Raises:
             InputError: The cache for shards in an object store is too small.

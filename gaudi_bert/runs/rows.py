@@ -173,7 +173,7 @@ class RowJob(FineTuneJob):
     """A fine-tuning job for a task with a loss that is a sum over rows. All rows are packed before the run."""
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Divide the packs of the training rows into updates. See `Job.prepare_updates`."""
+        """Divide the packs of the training rows into weight updates. See `Job.prepare_updates`."""
         section, task, data = self.section, self._labelled.task, self._labelled.data
         plan = plan_epochs(section, data, processes, processes_at_start)
         return PreparedUpdates(

@@ -196,7 +196,7 @@ class _TableJob(Job[TableTraining]):
         self.checkpoint_settings = {"task": task.name}
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Divide the packs of the table into updates. See `Job.prepare_updates`."""
+        """Divide the packs of the table into weight updates. See `Job.prepare_updates`."""
         source = self._source
         packs, sequences = source.count("packs"), source.count("sequences")
         plan = RunPlan(

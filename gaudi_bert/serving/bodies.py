@@ -182,7 +182,7 @@ class _BodyParser:
         raise _wrong_value_error(position, "contains too many values")
 
     def _read_texts(self, position: str, forms: TextForms) -> Any:
-        """Read and return the value of a field that contains texts. Raise an error if the field does not allow such a value."""
+        """Read and return the value of a field that contains texts. Raise an error if the field does not allow its form."""
         mark = self._peek_byte()
         if mark == b'"' and forms.allows_single_text:
             return self._read_string()

@@ -378,7 +378,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         return np.zeros((count, width), np.float32) if head.needs_outputs else None
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
-        """Return the loss and the metrics of the task, computed from the summed values and the model outputs of all batches."""
+        """Return the loss and the metrics of the task, computed from the sums and the model outputs of all batches."""
         loss, weight, right = totals
         sequences, rows = self.data.sequences, self.data.rows
         figures = {"loss": loss / max(weight, 1.0)} if isinstance(self.task.head, TaskHead) else {}

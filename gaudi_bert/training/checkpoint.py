@@ -329,7 +329,7 @@ def remove_old_checkpoints(folder: Path, keep_newest: int) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """Counts the updates that a run has done, and the packs, sequences and tokens that it has read.
+    """Counts the weight updates that a run has done, and the packs, sequences and tokens that it has read.
 
     The numbers count the work of all processes together. Padding is not counted as tokens.
     """

@@ -180,7 +180,7 @@ class TrainingLoop:
         }
 
     def _run_update(self, task: Task) -> None:
-        """Run one update, and advance the progress bar and `progress`."""
+        """Run one weight update, and advance the progress bar and `progress`."""
         context, update = self.context, self.progress.update + 1
         context.communicator.note_activity(f"update {update}", slow=self._is_cold)
         self._interval.start_update()

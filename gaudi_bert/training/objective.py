@@ -77,7 +77,7 @@ class Objective(ABC):
     def make_update_loss(
         self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator
     ) -> UpdateLoss | None:
-        """Return the loss function of a complete update, or None if the losses of its micro-batches are simply added.
+        """Return the loss function of a complete weight update, or None if the losses of its micro-batches are simply added.
 
         Args:
             micro_batches: The micro-batches of this process.

@@ -64,7 +64,7 @@ from gaudi_bert.training.run_plan import DryRun, RunPlan, format_schedule
 
 @dataclass(frozen=True)
 class PreparedUpdates:
-    """The plan of a run's updates, and a function that returns their batches.
+    """The plan of the weight updates of a run, and a function that returns the training batches.
 
     Attributes:
         plan: The plan of the run.
@@ -113,7 +113,7 @@ class Job(ABC, Generic[R]):
 
     @abstractmethod
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Plan the updates of the run. Return the plan, and a function that reads the batches.
+        """Plan the weight updates of the run. Return the plan, and a function that reads the batches.
 
         This method does not change the job. It is called again if the run was begun by another number of processes, which is
         known only after the folder of the run was opened.

@@ -131,7 +131,7 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of a run. It determines the packs of each update, and adapts the settings to packing.
+    """The plan of a run. It determines the packs of each weight update, and adapts the settings to packing.
 
     Attributes:
         requested: The settings as the user gave them, for unpacked data.
@@ -176,7 +176,7 @@ class RunPlan:
         return settings.model_copy(update=changed)
 
     def list_micro_batches(self, update: int) -> list[MicroBatch]:
-        """Return the micro-batches of one update.
+        """Return the micro-batches of one weight update.
 
         No update has more micro-batches of any row length than the first one, which therefore builds all graphs. The row
         length with the most blocks occurs in every update and comes first.
