@@ -60,7 +60,7 @@ _STATEFUL_LAYER_KINDS = ("linear_attention", "conv", "hybrid", "mamba", "recurre
 
 
 class PackCheck(NamedTuple):
-    """The result of running a model on packs and finding the same outputs as for single sequences.
+    """The result of a successful check that a model computes the same outputs for packs as for single sequences.
 
     Attributes:
         row_tokens: The number of tokens in the longest row that was tried.

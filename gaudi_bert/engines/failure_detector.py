@@ -73,7 +73,7 @@ class Peer:
 
 @dataclass
 class FailureDetector:
-    """Finds out which other processes of a run are lost or unresponsive, and tells them on request what this process is
+    """Finds out which other processes of a run are lost or unresponsive. On request, it also tells them what this process is
     doing.
 
     Attributes:

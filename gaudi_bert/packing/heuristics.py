@@ -215,8 +215,9 @@ def pack_first_fit(length_counts: IntArray, depth: int) -> StrategyCounts:
     so far form a run. Each length fills complete runs and splits at most one of them, at most twice. The result is the same
     as that of the algorithm that handles one sequence at a time, for which the paper reports 87 to 120 s.
     """
-    # Consecutive packs that are equal so far form a run, with a column for each run. The rows are the number of packs, and
-    # the tokens and sequences that each pack can still take. The last run contains the packs that are not opened yet.
+    # The array has a column for each run, which consists of consecutive packs that are equal so far. Its rows are the number
+    # of packs in the run, and the tokens and sequences that each pack can still take. The last run contains the packs that
+    # are not opened yet.
     runs = np.array([[int(length_counts.sum())], [len(length_counts)], [depth]])
     held: list[Strategy] = [()]
     for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():

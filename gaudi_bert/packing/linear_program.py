@@ -223,8 +223,8 @@ CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 # added only if the dual prices of its lengths add up to more than 1, the cost of a pack, plus this tolerance.
 REDUCED_COST = 1e-9
 
-# Without a depth limit, the linear program of very long packs is solved without rounding lengths if (distinct lengths) *
-# (tokens of a pack) is at most this number. Finding new columns then takes half a second.
+# The linear program of very long packs without a depth limit uses unrounded lengths if (distinct lengths) * (tokens of a
+# pack) is at most this number. Finding new columns then takes half a second.
 MOST_CLOSED = 2**29
 
 # Any of the classes that find new columns for the linear program.
@@ -395,8 +395,8 @@ class LinearProgram:
         return linear_program
 
     def set_remaining_demand(self, uncovered: IntArray, unplaced: IntArray) -> None:
-        """Change the demand of the linear program so that it packs only the remaining sequences. The others are in packs
-        that the rounding heuristic has already fixed.
+        """Change the demand of the linear program, which is the number of sequences of each length to pack, so that only the
+        remaining sequences count. The others are in packs that the rounding heuristic has already fixed.
 
         Args:
             uncovered: int64 [rows]; negative entries are free slots that shorter sequences may use.

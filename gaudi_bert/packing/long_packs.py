@@ -170,8 +170,8 @@ def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_pac
     slots = np.lexsort((copy, slot_bins))
     new = np.diff(slot_bins[slots], prepend=-1) != 0
     group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
-    # A bin contains sequences of nearly the same length, for several groups of slots. Distribute the sequences of a bin
-    # randomly over its groups, and sort the sequences of each group by length.
+    # A bin contains sequences of nearly the same length, which will be assigned to several groups of slots. Distribute the
+    # sequences of a bin randomly over its groups, and sort the sequences of each group by length.
     shuffled = np.lexsort((draw_random_uint64(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)

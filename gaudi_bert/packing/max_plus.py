@@ -43,8 +43,8 @@ CLOSURE = -1
 
 
 def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
-    """List the max-plus products that compute a power of the prices by repeated squaring. The power contains, for each total
-    length, the largest total price of at most `max_items` items.
+    """List the max-plus products that compute, for each total length, the largest total price of at most `max_items` items.
+    This result is a power of the prices, which is computed by repeated squaring.
 
     Args:
         max_items: the exponent, which is the maximum number of items in a strategy.

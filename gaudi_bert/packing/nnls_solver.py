@@ -85,7 +85,7 @@ def solve_nnls(
     target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, budget: WorkBudget | None = None
 ) -> _NnlsSolution:
     """Minimize || weights (A x - target) || over x >= 0. Each column of A is a combination of at most `depth` lengths that
-    fills a pack exactly, and its variable in x is the number of such packs.
+    fills a pack exactly. The variable of the column in x is the number of such packs.
 
     Args:
         target: counts per length, [L], of any numeric dtype.

@@ -65,8 +65,8 @@ NNLS_ROUNDS = 1.5
 # bound is not reached after this many simplex iterations per distinct length.
 PATIENCE = 4
 
-# If the number of packs after the linear programs exceeds its lower bound by more than 1 / FAR of the bound, the operation
-# budget has ended the search early. The algorithm `nnls`, which is tried next, may then find fewer packs.
+# The linear programs may leave more packs than the lower bound, by over 1 / FAR of the bound. If so, the operation budget
+# has ended the search early. The algorithm `nnls`, which is tried next, may then find fewer packs.
 FAR = 1_000
 
 # --- how many operations the search for fewer packs may take, depending on what it may save
@@ -175,7 +175,7 @@ def _pack_heuristically(length_counts: IntArray, depth: int, budget: WorkBudget)
 
 
 def _is_gap_negligible(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> bool:
-    """Return whether the packing is so close to its lower bound that a search could hardly save a pack. Only searches that
+    """Return whether the packing is so close to its lower bound that a search is unlikely to save a pack. Only searches that
     round lengths to a coarse grid are skipped for this reason.
     """
     return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(length_counts, depth)

@@ -211,8 +211,8 @@ class _RowPlanner:
         )
 
     def _estimate_packs(self, longer_than: int, row_length: int) -> int:
-        """Return the number of rows for the sequences in an interval of lengths. If an optimal packing would hardly need
-        more rows than the lower bound, return the bound without packing.
+        """Return the number of rows for the sequences in an interval of lengths. If an optimal packing would need almost as
+        few rows as the lower bound, return the bound without packing.
         """
         bound = self.min_packs(longer_than, row_length)
         return (

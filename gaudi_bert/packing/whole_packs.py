@@ -310,8 +310,8 @@ class _FixedPacks:
         self.fixed: list[tuple[Strategy, int]] = []
 
     def fix_packs(self, strategies: list[Strategy], counts: IntArray) -> None:
-        """Add `counts[i]` packs with the lengths in `strategies[i]` to the fixed packs, and subtract their slots from the
-        uncovered sequences.
+        """Add `counts[i]` packs with the lengths in `strategies[i]` to the fixed packs. Subtract their slots from the
+        numbers of sequences that are not covered yet.
         """
         for column in np.flatnonzero(counts).tolist():
             strategy, count = strategies[column], int(counts[column])
