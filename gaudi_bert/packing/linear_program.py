@@ -223,8 +223,8 @@ CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 # added only if the dual prices of its lengths add up to more than 1, the cost of a pack, plus this tolerance.
 REDUCED_COST = 1e-9
 
-# The linear program of very long packs without a depth limit uses unrounded lengths if (distinct lengths) * (tokens of a
-# pack) is at most this number. Finding new columns then takes half a second.
+# Without a depth limit, the linear program of very long packs uses unrounded lengths if (distinct lengths) * (pack length)
+# is at most this number. Finding new columns then takes half a second.
 MOST_CLOSED = 2**29
 
 # Any of the classes that find new columns for the linear program.

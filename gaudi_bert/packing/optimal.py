@@ -65,8 +65,8 @@ NNLS_ROUNDS = 1.5
 # bound is not reached after this many simplex iterations per distinct length.
 PATIENCE = 4
 
-# The linear programs may leave more packs than the lower bound, by over 1 / FAR of the bound. If so, the operation budget
-# has ended the search early. The algorithm `nnls`, which is tried next, may then find fewer packs.
+# If the linear programs leave over 1 / FAR more packs than the lower bound, the operation budget has ended the search early.
+# The algorithm `nnls`, which is tried next, may then find fewer packs.
 FAR = 1_000
 
 # --- how many operations the search for fewer packs may take, depending on what it may save

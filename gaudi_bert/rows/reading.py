@@ -281,7 +281,8 @@ def _list_layouts(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]
 
 
 def _choose_layout(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the column layout of a row, given the names of its columns.
+    """Return the column layout of a row, given the names of its columns. A layout is a tuple of the settings that name the
+    columns.
 
     Only layouts that contain all settings that the user named are possible. Return the first of them whose columns are all
     present, or otherwise the first one.

@@ -82,7 +82,7 @@ class WindowPlan:
 
 @dataclass(frozen=True)
 class PackRunner:
-    """Runs a model on the packs of a window of sequences, batch by batch.
+    """Runs a model, batch by batch, on the packs of a window, which is a list of sequences that are packed together.
 
     Attributes:
         compute: Returns the outputs for the features of a batch (`rows/packs.py`): float32 [B, S, C], or [B, L, C] with
@@ -128,7 +128,7 @@ class PackRunner:
         return outputs
 
     def _iterate_batches(self, sequences: Sequences, plan: WindowPlan) -> Iterator[PackBatch]:
-        """Yield the batches of all packs of a window."""
+        """Yield all packs of a window of sequences in batches."""
         for part in plan.parts:
             shape = BatchShape(max(1, self.batch_tokens // part.length), part.length, part.depth)
             yield from PackedSequences(sequences, part.packs).batches(shape, self.incomplete)

@@ -112,7 +112,7 @@ class ListValues(NamedTuple):
 
 
 class GroupRows(NamedTuple):
-    """The rows of one group of a table, as numpy arrays.
+    """One group of table rows, as numpy arrays.
 
     Attributes:
         lengths: int32 [rows], the number of tokens in each row.
@@ -143,7 +143,7 @@ class GroupRows(NamedTuple):
 
 
 class GroupContent(NamedTuple):
-    """The rows of one group of a table, and the sequences that these rows contribute to the packs.
+    """One group of table rows, and the sequences that these rows contribute to the packs.
 
     Attributes:
         rows: The rows.
@@ -337,7 +337,7 @@ class RowSequences(NamedTuple):
 
 
 class PackSequences(NamedTuple):
-    """The sequences in the packs of one group, in the order of the packs.
+    """The sequences in the packs from one group of table rows, in the order of the packs.
 
     Pack p contains sequences offsets[p] to offsets[p + 1] - 1.
 
@@ -355,7 +355,7 @@ class PackSequences(NamedTuple):
 
     @property
     def pack_count(self) -> int:
-        """The number of packs of the group."""
+        """The number of packs from this group of table rows."""
         return self.offsets.size - 1
 
 

@@ -96,7 +96,7 @@ def pack_table(
 
 
 def _pack_one_length(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool) -> _PackedTable:
-    """Pack the rows of a table into rows of one length."""
+    """Pack the rows of a table into packs of one length."""
     with _open_locally(source, out, run.store) as (table, folder):
         files = list_table_files(table)
         _check_output_folder(folder, files)
@@ -115,7 +115,7 @@ def _pack_one_length(source: str | Path, out: Path, settings: TableSettings, run
 
 @dataclass(frozen=True)
 class _TablePacking(PackingJob[GroupedTable]):
-    """The job that packs one table into rows of one length, group by group.
+    """The job that packs the rows of one table into packs of one length, group by group.
 
     Attributes:
         table: The table on this machine: a file, a folder or a glob.
@@ -140,7 +140,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         return nullcontext(open_table(self.table, self.settings, self.run.reporter))
 
     def count_groups(self, inputs: GroupedTable) -> int:
-        """Return the number of groups in the table."""
+        """Return the number of groups that the rows of the table are divided into."""
         return len(inputs.groups)
 
     def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> PendingGroups:
@@ -216,7 +216,7 @@ class _TablePacking(PackingJob[GroupedTable]):
 
 
 def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: int) -> tuple[PackSequences, Packing]:
-    """Pack the sequences of one group of a table.
+    """Pack the sequences from one group of table rows.
 
     Return the sequences in the order of the packs that contain them, and the packing with its lower bound.
     """
@@ -265,7 +265,7 @@ def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str)
 def _pack_several_lengths(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool
 ) -> _PackedTable | ByRowLength[_PackedTable]:
-    """Pack the rows of a table into rows of several lengths, or of a single length if several lengths would save little."""
+    """Pack the rows of a table into packs of several lengths, or of a single length if several lengths would save little."""
     with _open_locally(source, out, run.store) as (table, folder):
         lengths = _choose_row_lengths(table, settings, run.reporter)
         if len(lengths) == 1:

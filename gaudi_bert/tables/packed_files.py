@@ -106,7 +106,7 @@ def padding_value(column: str) -> int:
 def write_table_shard(
     path: Path, layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, pack_range: tuple[int, int]
 ) -> Shard:
-    """Write a range of the packs of a group to a Parquet file.
+    """Write a range of consecutive packs from one group of table rows to a Parquet file.
 
     Args:
         path: The file.
@@ -226,7 +226,7 @@ def _fill_positions_and_numbers(
 
 
 class _RowGroup(NamedTuple):
-    """A row group of a Parquet file in memory.
+    """A row group of a Parquet file that has been read into memory.
 
     Attributes:
         first: The number of its first row in the file.
