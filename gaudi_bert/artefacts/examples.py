@@ -26,7 +26,7 @@ class PreparedFile(Artefact):
 
 
 class PreparedSection(ExtensibleArtefact):
-    """The amount of text in a section or a complete split, and the number and size of the examples made from this text.
+    """The amount of text in a data split or in one section of it, and the examples that were made from this text.
 
     Attributes:
         text_documents: The number of documents.

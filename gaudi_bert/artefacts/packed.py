@@ -43,7 +43,8 @@ from gaudi_bert.common.progress import format_bytes, format_count
 
 
 class GroupManifest(Artefact):
-    """The content of group-GGGGG.json, the manifest that describes the shards of one group. It is written after the shards.
+    """The content of group-GGGGG.json, the manifest that describes the shards of one group of packs. It is written after the
+    shards.
 
     Attributes:
         source_sha256: The SHA-256 of the plan, or of the settings and the inputs of a table.

@@ -45,7 +45,7 @@ class Shard(Artefact):
 
 
 class GroupShards(Artefact):
-    """The shards of one group, in order, as metadata.json lists them.
+    """The shards of one group of packs, in order, as metadata.json lists them.
 
     Attributes:
         packs: The number of packs of each shard.
@@ -66,7 +66,7 @@ class GroupShards(Artefact):
 
 
 class ShardLocation(NamedTuple):
-    """The group that contains a shard, and the number of the shard within this group."""
+    """The group of packs that contains a shard, and the number of the shard within this group."""
 
     group: int
     number: int
@@ -214,7 +214,7 @@ _ENTRY = np.dtype(("<u4", (2,)))
 
 
 def index_path(folder: Path, group: int) -> Path:
-    """Return the path of a group's index file, which contains the size and the checksum of every record."""
+    """Return the path of the index file of a group of packs, which contains the size and the checksum of every record."""
     return folder / f"group-{group:05d}.index"
 
 

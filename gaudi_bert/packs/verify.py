@@ -65,7 +65,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
 
     @property
     def group_numbers(self) -> range:
-        """The numbers of all groups, starting at 0."""
+        """The numbers of all groups of packs, starting at 0."""
         return range(len(self.metadata.groups))
 
     def list_shards(self, group: int) -> list[Path]:
@@ -184,7 +184,7 @@ def check_inputs_unchanged(
 
 @dataclass(frozen=True)
 class VerifiedGroup(Generic[_Manifest]):
-    """The result of comparing the shards of one group with their source.
+    """The result of comparing one group of packs with the data that was packed.
 
     Attributes:
         stored_manifest: The stored manifest of the group.
@@ -277,7 +277,7 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
         depth = metadata.depth or metadata.max_sequence_length
 
         def counts() -> Iterable[IntArray]:
-            """Read the manifests again, and return the counts of each group."""
+            """Read the manifests again, and return the number of sequences of each length in each group."""
             return (np.array(manifest.counts, np.int64) for manifest in folder.read_manifests())
 
         check_lower_bound(
@@ -294,7 +294,8 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
 
 
 def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -> Verification:
-    """Compare the given groups with their source, and check that their manifests agree with their shards.
+    """Compare the given groups of packs with the data that was packed. Also check that the manifest of each group agrees
+    with its shards.
 
     Return the verification of these groups, which contains the numbers of sequences, tokens and packs that were read.
     """

@@ -237,7 +237,8 @@ def _compute_loss_from_cosines(
     second_texts_M: IntArray,
     loss_of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
 ) -> LossAndGradient:
-    """Return a loss of the cosines of pairs of embeddings, and its gradient with respect to the embeddings.
+    """Compute the cosine of each pair of embeddings. Return the loss that `loss_of_cosines` computes from them, and its
+    gradient with respect to the embeddings.
 
     `loss_of_cosines` returns the loss of the cosines and its gradient with respect to them.
     """

@@ -490,7 +490,8 @@ class _PredictionFile(PredictionStream):
 
 
 class _StreamProgress(Artefact):
-    """The content of a progress file, which records the valid size of a partial file and the number of rows in it.
+    """The content of a progress file, which records how many bytes of a partial file are valid and how many rows they
+    contain.
 
     Attributes:
         signature: The SHA-256 of the settings and inputs, without the data.

@@ -198,7 +198,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             yield _PlannedRecords(inputs, self.plan)
 
     def count_groups(self, inputs: _PlannedRecords) -> int:
-        """Return the number of groups in the plan."""
+        """Return the number of groups that the plan divides the input files into."""
         return len(self.plan.groups)
 
     @cached_property
@@ -473,7 +473,7 @@ def _get_available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = 
 
 
 def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path], available: int | None) -> None:
-    """Check that a group fits into the available memory.
+    """Check that the sequences of a group of input files fit into the available memory.
 
     Args:
         number: The number of the group.
