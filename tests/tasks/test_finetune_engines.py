@@ -193,7 +193,12 @@ def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool
 @pytest.mark.parametrize(
     ("name", "task", "changes", "message"),
     [
-        ("deberta", "classification", {}, "model type 'deberta-v2': no mask keeps its sequences separate .*rows of one"),
+        (
+            "deberta",
+            "classification",
+            {},
+            "model type 'deberta-v2': no mask keeps its sequences separate .*single sequence in each row",
+        ),
         ("modernbert", "causal-language-modelling", {}, "model type 'modernbert': transformers has no class for causal"),
         (
             "roberta",

@@ -149,11 +149,9 @@ def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cos
     source = open_local_records(make_case(tmp_path / "case").packed)
     assert source.stream_count == 32
     assert [source.describe_shared_reading(processes) for processes in (1, 2, 8, 32)] == [None] * 4
-    for processes, (readers, remedy) in {
-        3: (3, "=33`, each shard is read only once"),
-        1024: (32, "=512`, each shard is read less often"),
-    }.items():
+    for processes, (readers, frequency, multiple) in {3: (3, "only once", 33), 1024: (32, "less often", 512)}.items():
         line = source.describe_shared_reading(processes)
         assert line is not None
         assert f"by {readers} of the {processes} processes" in line
-        assert line.endswith(f"packing.shard_multiple{remedy}")
+        assert f"each shard {frequency}" in line
+        assert line.endswith(f"packing.shard_multiple={multiple}")
