@@ -94,7 +94,7 @@ def test_masked_slots() -> None:
     ("packs", "bound", "strategy_counts", "message"),
     [
         (1, 1, {(2,): 1}, "length 2 has 1 slots for 2 sequences"),
-        (1, 2, {(2, 2): 1}, "fewer than the lower bound 2"),
+        (1, 2, {(2, 2): 1}, "fewer than the lower bound, 2"),
     ],
 )
 def test_a_wrong_result_is_never_returned(packs: int, bound: int, strategy_counts: dict, message: str) -> None:
