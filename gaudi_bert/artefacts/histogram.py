@@ -81,11 +81,12 @@ class CountedFile(InputFile):
 
 
 class _LengthTotals(NamedTuple):
-    """Totals over all input files for each sequence length from 1 to L, as int64 arrays [L].
+    """For each sequence length from 1 to L, the number of sequences in all input files and their maximum number of masked
+    positions.
 
     Attributes:
-        counts: The number of sequences.
-        max_masked: The maximum number of masked positions of a sequence.
+        counts: The number of sequences, int64 [L].
+        max_masked: The maximum number of masked positions of a sequence, int64 [L].
     """
 
     counts: IntArray
@@ -179,7 +180,9 @@ class HistogramFile(Artefact):
 
     @model_validator(mode="after")
     def _check_counts(self) -> HistogramFile:
-        """Check that the counts agree with the totals and with the counts of the files, and that no file is listed twice."""
+        """Check that the sequence counts agree with the stated totals and with the counts of the input files. Also check
+        that no file is listed twice.
+        """
         length = self.max_sequence_length
         if len(self.counts) != length:
             raise ValueError(f"expected {length} counts, for lengths 1 to {length}, found {len(self.counts)}")
@@ -206,7 +209,7 @@ class HistogramFile(Artefact):
         return None if self.files is None else self._sum_files().max_masked
 
     def _sum_files(self) -> _LengthTotals:
-        """Add up the counts of all input files for each sequence length.
+        """For each sequence length, add up the sequence counts of all input files.
 
         Raises:
             ValueError: A length or a number of masked positions is out of range.

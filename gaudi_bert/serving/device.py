@@ -34,9 +34,9 @@ _MIN_TOKENS_PER_THREAD = 64
 # more than 1.1 times as many slots as tokens, the row is not divided.
 _MAX_DIVISION_COST = 1.1
 _SHORTEST_ROW = 8  # the minimum number of slots of a shortened row
-# A short row is computed on one CPU thread if this takes at most 1.2 times as long as on all threads, because it saves CPU
-# time. On an AMD EPYC, one thread took 6.1 ms for a row of 16 slots of MiniLM. Two threads took 5.6 ms, but 9.1 ms of CPU
-# time.
+# If a short row takes at most 1.2 times as long on one CPU thread as on all threads, only one thread computes it. This saves
+# CPU time. On an AMD EPYC, one thread took 6.1 ms for a row of 16 slots of MiniLM. Two threads took 5.6 ms, but 9.1 ms of
+# CPU time.
 _NEARLY_AS_FAST = 1.2
 _TEXT_TOKENS = 16  # the number of tokens of each text in a batch that measures a shape
 # Errors that a model may raise while it computes a batch, for example because the device is lost.

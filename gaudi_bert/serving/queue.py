@@ -309,7 +309,7 @@ class ArrivalForecast:
         self._current, self._started_at, self._is_open = _Window(), float("-inf"), False
 
     def start_window(self, now: float) -> None:
-        """Start a new time window at the time `now`, and keep the counts of the previous window for the forecast."""
+        """Start a new time window at the time `now`, and keep what was counted in the previous window for the forecast."""
         if self._started_at > float("-inf"):
             self._windows.append(self._current)
         self._current, self._started_at, self._is_open = _Window(), now, True

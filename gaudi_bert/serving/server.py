@@ -40,9 +40,9 @@ from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
-# For each kind of device, the length of the shortest row, and the default sizes of the longest row and of a full batch, in
-# slots. If the longest row were shorter, more slots would be empty. If it were longer, attention would be slower, above all
-# on a CPU.
+# The length of the shortest row in slots, for each kind of device. The next two mappings contain the default sizes of the
+# longest row and of a full batch. If the longest row were shorter, more slots would be empty. If it were longer, attention
+# would be slower, above all on a CPU.
 _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}

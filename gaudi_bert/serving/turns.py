@@ -97,7 +97,9 @@ class FairThread:
             timer.cancel()
 
     def _start_next_turn(self) -> None:
-        """Start the waiting turn that would end first on the virtual clock of fair queuing."""
+        """Choose the request that may use the thread next. Its turn would end first if the thread served all requests at the
+        same time and at the same speed.
+        """
         self._is_taken = False
         while self._waiting and not self._is_taken:
             _, _, characters, turn = heapq.heappop(self._waiting)

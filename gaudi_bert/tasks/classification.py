@@ -137,8 +137,8 @@ class TokenClassification(Task):
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
     def describe_unusual_data(self, rows: Sequence[Row]) -> str | None:
-        """If no tag has a prefix such as B- or I-, return a note for the user that metrics are computed per word instead of
-        per entity.
+        """If no tag has a prefix such as B- or I-, return a note for the user. It states that metrics are computed per word
+        instead of per entity.
         """
         if self._scheme.has_chunks:
             return None

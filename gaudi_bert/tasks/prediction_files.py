@@ -390,7 +390,9 @@ class PredictionStream:
             self._reporter.show(f"{self.progress.rows:,} rows")
 
     def write_bytes(self, encoded: bytes) -> None:
-        """Write the encoded predictions of a window. The counts in `progress` already include this window."""
+        """Write the encoded predictions of a window of rows. The numbers of rows and tokens in `progress` already include
+        this window.
+        """
         sys.stdout.buffer.write(encoded)
         sys.stdout.buffer.flush()
 
@@ -451,7 +453,7 @@ class _PredictionFile(PredictionStream):
         self._handle: BinaryIO | None = None
 
     def write_bytes(self, encoded: bytes) -> None:
-        """Write the encoded predictions of a window to disk before counting them in the progress file."""
+        """Write the encoded predictions of a window of rows to disk before counting them in the progress file."""
         with explain_os_errors(self.out, "write"):
             handle = self._open_partial_file()
             handle.write(encoded)

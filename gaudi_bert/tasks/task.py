@@ -326,7 +326,7 @@ class TaskMetrics:
 
 @dataclass(frozen=True)
 class TaskObjective(Objective):
-    """The training objective of a task. It computes the loss and the accuracy from sums over the batches.
+    """The training objective of a task. It computes the loss and the accuracy from values that were summed over the batches.
 
     `model.heads.TaskHead` returns these sums, which are the loss, its weight, and the number of correct predictions.
 

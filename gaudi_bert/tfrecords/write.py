@@ -154,7 +154,7 @@ class _PlannedRecords:
 
     @cached_property
     def _path_by_name(self) -> dict[str, Path]:
-        """The paths of the planned files, by file name."""
+        """The paths of the input files that the plan lists, by file name."""
         return _match_planned_files(self.inputs.shown, self.inputs.sizes, self.plan)
 
     def list_group_files(self, number: int) -> list[Path]:

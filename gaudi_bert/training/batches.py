@@ -278,8 +278,8 @@ def _compute_max_values(source: RecordSource, config: BertConfig) -> dict[str, i
 
 
 def _check_values(batch: BatchArrays, max_values: dict[str, int], locate_row: Callable[[int], str]) -> None:
-    """Check that all values of a batch are in range, and that the input mask numbers the sequences of each pack 1, 2 and so
-    on.
+    """Check that all values of a batch are in range. Also check that the input mask numbers the sequences of each pack 1, 2
+    and so on.
 
     Args:
         batch: The packed features.

@@ -114,7 +114,9 @@ class PretrainingObjective(Objective):
         return np.array([masked_weight, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def compute_metrics(self, sums: FloatArray) -> LossMetrics:
-        """Compute the losses and accuracies of both tasks from the sums of one or several batches."""
+        """Compute the losses and accuracies of both pretraining tasks from values that were summed over one or several
+        batches.
+        """
         values = sums.tolist()
         masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
         masked_lm_loss = masked_sum / max(masked_weight, 1.0)
@@ -361,7 +363,8 @@ class Interval:
             self._began = self.clock()
 
     def add_update(self, sums: WaitForSums, batches: list[Batch]) -> None:
-        """Record the loss sums and the token counts of an update. The device may still be computing the update.
+        """Record the summed losses and the numbers of tokens of a weight update. The device may still be computing the
+        update.
 
         Args:
             sums: The return value of `TrainingStep.run_update`.

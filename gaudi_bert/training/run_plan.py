@@ -283,7 +283,9 @@ class RunPlan:
 
     @property
     def batch_size_change(self) -> float:
-        """The relative difference between the planned and the requested batch size, such as 0.05 for 5 % more sequences."""
+        """The relative difference between the batch size of this plan and the requested one, such as 0.05 for 5 % more
+        sequences.
+        """
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
 
 
