@@ -30,7 +30,7 @@ from gaudi_bert.config.values import (
 
 
 class PrepareSettings(Settings):
-    """The unpacked examples: how they are made from plain text, or where existing examples are."""
+    """Settings of the unpacked training examples, which are made from plain text or already exist as files."""
 
     text: str | tuple[str, ...] | None = Field(
         "python-docs",
