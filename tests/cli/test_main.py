@@ -231,7 +231,7 @@ def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["histogram", "{records}", "--out", "."], "'.': has no"),
+        (["histogram", "{records}", "--out", "."], "'.': the path has no"),
         (["pack", "{records}", "--out", "/"], "has no"),
         (["histogram", "{records}", "--out", "x" * 256 + ".json"], "File name too long"),
         (["histogram", "x" * 256, "--out", "a.json"], "File name too long"),

@@ -38,5 +38,5 @@ def test_a_model_by_its_name(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             get_model_size_overrides(name)
     (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
-    with pytest.raises(InputError, match="type roberta"):
+    with pytest.raises(InputError, match="type is roberta"):
         get_model_size_overrides(str(tmp_path / "config.json"))

@@ -58,7 +58,7 @@ def test_the_summary(tmp_path: Path) -> None:
     cards = _make_summary_cards(_read_inputs(write_workdir(tmp_path)))
     assert {card.name: (card.value.replace("\u00a0", " "), card.note.replace("\u00a0", " ")) for card in cards} == {
         "Packing factor": ("1.452", "45 sequences in 31 packs"),
-        "Realized speed-up": ("1.400", "packed to padded sequences per second, 96 % of the packing factor"),
+        "Realized speed-up": ("1.400", "ratio of packed to padded sequences per second, 96 % of the packing factor"),
         "Efficiency": ("98.51 %", "tokens / slots; 67.9 % before packing"),
         "Above the bound": ("1 pack", "3.33 % above 30, which is proven"),
         "Verified": ("yes", "each of 45 sequences is in the packs exactly once"),
