@@ -162,7 +162,7 @@ def is_mirrored(path: Path) -> bool:
 
 
 def format_path(path: Path) -> str:
-    """Return a path as messages show it. If the path is in a mirrored folder, return its URL."""
+    """Format a path for a message. If the path is in a mirrored folder, return its URL instead."""
     mirror = _find_mirrored_folder(path)
     return str(path) if mirror is None else mirror.object_url(path)
 

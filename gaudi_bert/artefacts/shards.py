@@ -29,7 +29,7 @@ from gaudi_bert.common.files import atomic_file, open_file
 
 
 class Shard(Artefact):
-    """A shard, which is a file of packs, as the manifest of its group lists it.
+    """The entry of a shard, a file of packs, in the manifest of its group.
 
     Attributes:
         name: The name of the file in the packed folder.

@@ -173,7 +173,7 @@ def load_packing_settings(overrides: list[str] | None, options: Options | None =
 
 # --- options that are derived from settings
 
-# Maps each settings key that a command-line option changes to the value that the user typed.
+# The settings that the user changed with command-line options: the value that the user typed, by settings key.
 Options = Mapping[str, TypedValue]
 PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
 # These settings describe how to read a file of rows. Every command that reads such files has options with the same names.

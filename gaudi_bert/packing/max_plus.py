@@ -37,8 +37,7 @@ OPERATIONS_PER_PRODUCT = 0.2
 # A plan of max-plus products refers to table rows by number. This number is not a row, but stands for power 0, which
 # contains no sequence.
 NOTHING = -2
-# In a plan of max-plus products, this number is not a table row. It stands for the power without a limit on the number of
-# sequences.
+# In a plan of max-plus products, this number is not a table row. It stands for the best packs with any number of sequences.
 CLOSURE = -1
 
 

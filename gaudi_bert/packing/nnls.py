@@ -232,9 +232,9 @@ FEW_SEQUENCES = 100
 # Packs with more tokens than this count as long. To save time, the iterative algorithm does less work on long packs.
 LONG = 1280
 
-# For long packs, all least-squares rounds after the first together may take this fraction of the operations of the first.
-# These later rounds pack few sequences, but without a limit they would cost as much as the first round. The published
-# variant has no such limit.
+# The iterative algorithm solves a least-squares problem in each round. The rounds after the first pack few sequences, but
+# could take as long as the first. For long packs, they may together take only this fraction of the first round's operations.
+# The published variant has no such limit.
 LATER_ROUNDS = 0.5
 
 # The maximum number of solver iterations per distinct length when the least-squares problem is solved for long packs. More

@@ -91,8 +91,8 @@ _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSetting
 # A dive rounds the fractional solution of the linear program to whole packs. Dives with these settings are tried one after
 # another, until the number of packs reaches its lower bound.
 _DIVES = (*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9)))
-# Settings of dives for few sequences, where each pack contains a length at most as often as it occurs. A dive rounds the
-# linear program's solution to whole packs.
+# If there are few sequences, no pack may contain a length more often than the length occurs in the input. These settings are
+# for dives under this condition. A dive rounds the linear program's solution to whole packs.
 _BOUNDED_DIVES = tuple(
     DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)
 )

@@ -41,8 +41,8 @@ MOST_TABLE_OPERATIONS = 1e9
 # The operation budget counts this many operations for each node of the exhaustive search.
 OPERATIONS_PER_NODE = 100
 
-# The table of largest total prices has a row for each number of sequences in a pack, up to this number. If packs can hold
-# more, the last row allows any number.
+# The table of best packs has a row for packs of one sequence, a row for packs of two sequences, and so on, up to this
+# number of rows. If a pack can hold more sequences, the last row is for packs with any number of sequences.
 MAX_LEVELS = 12
 
 # Each attempt of the exhaustive search has two settings. The first limits the second sequence of a pack to this fraction of
@@ -260,16 +260,16 @@ def _find_next_fitting_type(
 
 # --- from fractions of packs to integers
 
-# If a number of packs in the linear program's solution is less than this below an integer, it is rounded up. The difference
-# is only a rounding error.
+# Numbers of packs in the linear program's solution have small rounding errors. A number that is at most this much smaller
+# than an integer is treated as that integer.
 WHOLE = 1e-6
 
 # A step of a dive fixes the integer parts of the linear program's fractional numbers of packs. If they add up to at most
 # this many packs, the step also rounds some fractions up.
 MANY_PACKS = 1000
 
-# If a step of a dive makes the target number of packs unreachable, the step is undone. For the next step, the number of
-# fractions to round up is divided by this factor.
+# A dive rounds the linear program's fractional solution to whole packs in steps. If a step makes the target number of packs
+# unreachable, it is undone and tried again. The new attempt rounds up fewer of the fractions, by this factor.
 FEWER = 3
 
 # If rounding up a single fraction makes the target number of packs unreachable, the dive tries another one. After more
