@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,12 +26,6 @@ from gaudi_bert.serving.batch_shapes import Shape
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, Queue, collect_sequences
 
-# The texts of a single row are divided among CPU threads only if each thread gets at least this many tokens. With fewer
-# tokens, reading the model weights takes more time than the threads save.
-_MIN_TOKENS_PER_THREAD = 64
-# When the texts of a single row are divided among threads, the new rows are padded to the same length. If they would have
-# more than 1.1 times as many slots as tokens, the row is not divided.
-_MAX_DIVISION_COST = 1.1
 _SHORTEST_ROW = 8  # the minimum number of slots of a shortened row
 # If a short row takes at most 1.2 times as long on one CPU thread as on all threads, only one thread computes it. This saves
 # CPU time. On an AMD EPYC, one thread took 6.1 ms for a row of 16 slots of MiniLM. Two threads took 5.6 ms, but 9.1 ms of
@@ -43,48 +36,21 @@ _TEXT_TOKENS = 16  # the number of tokens of each text in a batch that measures 
 _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticError, MemoryError)
 
 
-class ComputedRows(NamedTuple):
-    """The shape of the rows that the model computes for a batch, and the number of texts in each row.
+def shorten_shape(model: ServedModel, shape: Shape, tokens: int) -> Shape:
+    """Leave out empty slots at the end of a batch that has a single row. Return other shapes unchanged.
 
-    Attributes:
-        shape: The number of rows, and of slots in a row.
-        texts: The number of texts in each row.
-    """
-
-    shape: Shape
-    texts: list[int]
-
-
-def choose_computed_rows(model: ServedModel, lengths: Sequence[int], rows: Sequence[int], shape: Shape) -> ComputedRows:
-    """Arrange the texts of a batch in the rows that the model computes.
-
-    Usually, these are the rows of the batch. On a CPU, an uncompiled model can compute any shape, so a single row is
-    rearranged. Its texts are divided into up to one row per thread if these rows are nearly equally long, and most empty
-    slots are left out. oneDNN prepares the matrix products for each new row length, which takes some milliseconds. Therefore
-    only a few dozen row lengths are used.
+    Rows are shortened only on a CPU, where an uncompiled model can compute any shape. oneDNN prepares the matrix products
+    for each new row length, which takes some milliseconds. Therefore only a few dozen row lengths are used.
 
     Args:
         model: The model.
-        lengths: The number of tokens of each text, in the order of the rows.
-        rows: The number of texts in each row.
         shape: The shape that was chosen for the batch.
+        tokens: The number of tokens of all texts in the batch.
     """
     if shape.rows > 1 or not model.is_eager_on_cpu:
-        return ComputedRows(shape, list(rows))
-    tokens, texts, threads = sum(lengths), list(rows), 1 if model.row_divider is None else model.row_divider.threads
-    longest = tokens
-    count = min(threads, tokens // _MIN_TOKENS_PER_THREAD)
-    if count > 1:
-        # Put all texts one after another, and divide them into `count` parts with the same number of tokens. Each text
-        # belongs to the part that contains its middle.
-        token_counts, middles = np.asarray(lengths), np.cumsum(lengths) - np.asarray(lengths) / 2
-        row_of_text = (middles * count / tokens).astype(np.int64)
-        longest_row = int(np.bincount(row_of_text, token_counts).max())
-        if longest_row * count <= _MAX_DIVISION_COST * tokens:
-            longest, texts = longest_row, np.bincount(row_of_text, minlength=count).tolist()
-    step = max(2, (1 << (longest - 1).bit_length()) // 16)
-    length = min(shape.length, max(_SHORTEST_ROW, math.ceil(longest / step) * step))
-    return ComputedRows(Shape(len(texts), length), texts)
+        return shape
+    step = max(2, (1 << (tokens - 1).bit_length()) // 16)
+    return Shape(1, min(shape.length, max(_SHORTEST_ROW, math.ceil(tokens / step) * step)))
 
 
 def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], shape: Shape) -> Float32Array:
@@ -94,7 +60,7 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
         model: The model.
         sequences: N sequences with T tokens in all.
         rows: The number of sequences in each row. The sequences of a row are consecutive.
-        shape: The shape that was chosen for the batch. See `choose_computed_rows`.
+        shape: The shape that was chosen for the batch. See `shorten_shape`.
 
     Returns:
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
@@ -102,7 +68,7 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
     # The texts were chosen for a row of the original length. A shortened row contains the same texts, so allow as many texts
     # in it as in the original row.
     depth = compute_max_sequences_per_row(shape.length)
-    shape, rows = choose_computed_rows(model, sequences.lengths.tolist(), rows, shape)
+    shape = shorten_shape(model, shape, len(sequences.input_ids))
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
     batch = packed.build_batch(np.arange(len(rows)), BatchShape(shape.rows, shape.length, depth))
@@ -244,16 +210,7 @@ class DeviceThread(threading.Thread):
             model, batch_seconds = self._open_model()
             self._on_ready(model, batch_seconds)
             smallest_shape = min(batch_seconds)
-            device_thread = threading.get_ident()
-
-            def call_between_layers() -> None:
-                """If this is the device thread, compute small requests that are waiting. Other threads only compute parts of
-                the batch.
-                """
-                if threading.get_ident() == device_thread:
-                    self._interrupt_for_small_requests(model, smallest_shape)
-
-            model.call_between_layers(call_between_layers)
+            model.call_between_layers(lambda: self._interrupt_for_small_requests(model, smallest_shape))
             while (batch := self._queue.wait_for_batch()) is not None:
                 self._compute_batch(model, batch, smallest_shape)
             reason = None

@@ -31,7 +31,6 @@ from gaudi_bert.training.model_files import SentenceSettings, TaskConfig, read_s
 
 if TYPE_CHECKING:  # this module imports torch
     from gaudi_bert.engines.pytorch.model import TorchModel
-    from gaudi_bert.engines.pytorch.parallel import RowDivider
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
 
@@ -52,7 +51,6 @@ class ServedModel:
         is_eager_on_cpu: Whether the model runs on a CPU and is not compiled. Then a batch may have any shape, and another
             batch can be computed between two of its layers.
         single_thread_slots: Batches with at most this many slots are computed on a single CPU thread.
-        row_divider: Divides the rows of a batch among the CPU threads, or None if every operation is divided.
     """
 
     kind: Kind
@@ -61,7 +59,6 @@ class ServedModel:
     loaded: LoadedModel
     is_eager_on_cpu: bool = False
     single_thread_slots: int = 0
-    row_divider: RowDivider | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -99,16 +96,13 @@ class ServedModel:
             self.torch_model.call_between_layers(callback)
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
-        """Run the model on a batch, and return its outputs.
-
-        On a CPU, a batch with few slots is computed on a single thread, and the rows of a larger batch are divided among all
-        threads.
+        """Run the model on a batch, and return its outputs. A batch with few slots is computed on a single CPU thread.
 
         Returns:
             float32 [rows, texts per row, C], or [rows, slots, C] if `is_per_token`. C is the `width`.
         """
         if batch["input_ids"].size > self.single_thread_slots:
-            return (self.torch_model.compute_outputs if self.row_divider is None else self.row_divider.compute)(batch)
+            return self.torch_model.compute_outputs(batch)
         from gaudi_bert.engines.pytorch.parallel import limit_threads  # imported here, because it loads torch
 
         with limit_threads(1):
@@ -289,10 +283,6 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         task = described.make_task()
         loaded = load_task_model(described, task, options)
         served = ServedModel(_KINDS_BY_TASK.get(task.name, "classifier"), task, described.texts, loaded)
-    if served.torch_model.computes_batches_in_parallel:
-        from gaudi_bert.engines.pytorch.parallel import RowDivider  # imported here, because it loads torch
-
-        served = replace(served, row_divider=RowDivider(served.torch_model.compute_outputs))
     return replace(served, is_eager_on_cpu=served.torch_model.device.type == "cpu" and not settings.compile)
 
 

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.types import Sequences, concatenate_sequences
 from gaudi_bert.serving.batch_shapes import Shape
-from gaudi_bert.serving.device import DeviceThread, choose_computed_rows
+from gaudi_bert.serving.device import DeviceThread, shorten_shape
 from gaudi_bert.serving.metrics import Metrics
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
@@ -143,14 +143,11 @@ class Service:
 
         The expected times of smaller shapes are reduced as well.
         """
-        computed = batch.shape
-        if self.model is not None:
-            lengths = [request.lengths[number] for request, number in batch.list_texts()]
-            computed = choose_computed_rows(self.model, lengths, [len(row) for row in batch.rows], batch.shape).shape
+        computed = batch.shape if self.model is None else shorten_shape(self.model, batch.shape, batch.tokens)
         self.metrics.count_batch(batch.shape, computed.slots, sum(map(len, batch.rows)), batch.tokens, seconds)
         # Other processes may delay a batch, so keep the shortest time that was measured for each shape. A row that was
         # shortened takes less time than its complete shape, so ignore its time.
-        if computed.slots >= batch.shape.slots and seconds < self.batch_seconds[batch.shape]:
+        if computed == batch.shape and seconds < self.batch_seconds[batch.shape]:
             self.batch_seconds.update(
                 {shape: min(cost, seconds) for shape, cost in self.batch_seconds.items() if shape <= batch.shape}
             )

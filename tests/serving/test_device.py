@@ -10,16 +10,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from gaudi_bert.engines.pytorch.parallel import RowDivider
 from gaudi_bert.rows.types import RowPosition, TextRow
 from gaudi_bert.serving import device
 from gaudi_bert.serving.batch_shapes import Shape, list_batch_shapes
 from gaudi_bert.serving.device import (
     DeviceThread,
-    choose_computed_rows,
     compute_rows,
     make_full_batch,
     measure_single_thread_slots,
+    shorten_shape,
 )
 from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
@@ -76,12 +75,10 @@ def test_a_query_is_computed_between_the_layers_of_a_bulk(model: ServedModel) ->
 def test_empty_slots_of_a_row_are_left_out_on_a_cpu(model: ServedModel, single_thread_slots: int) -> None:
     model = replace(model, single_thread_slots=single_thread_slots)
     sequences = pending(model, ["a"] * 12, []).sequences  # rows of so short texts are as deep as a complete row may be
-    lengths = sequences.lengths.tolist()
-    computed = choose_computed_rows(model, lengths, [12], Shape(1, 64))
-    assert computed.texts == [12]
-    assert sum(lengths) <= computed.shape.slots < min(sum(lengths) + 5, 64)
+    tokens = len(sequences.input_ids)
+    assert tokens <= shorten_shape(model, Shape(1, 64), tokens).slots < min(tokens + 5, 64)
     static = replace(model, is_eager_on_cpu=False)
-    assert choose_computed_rows(static, lengths, [12], Shape(1, 64)) == (Shape(1, 64), [12])
+    assert shorten_shape(static, Shape(1, 64), tokens) == Shape(1, 64)
     import torch
 
     threads = torch.get_num_threads()
@@ -90,48 +87,9 @@ def test_empty_slots_of_a_row_are_left_out_on_a_cpu(model: ServedModel, single_t
 
 
 def test_a_shortened_row_has_one_of_few_lengths(model: ServedModel) -> None:
-    model = replace(model, row_divider=None)
-    lengths = {choose_computed_rows(model, [tokens], [1], Shape(1, 250)).shape.length for tokens in range(1, 251)}
+    lengths = {shorten_shape(model, Shape(1, 250), tokens).length for tokens in range(1, 251)}
     assert max(lengths) == 250
     assert len(lengths) < 40
-
-
-@pytest.mark.parametrize(
-    ("lengths", "threads", "rows"),
-    [
-        ([13] * 10, 2, (Shape(2, 72), [5, 5])),
-        ([13] * 9, 2, (Shape(1, 120), [9])),  # 64 tokens for each thread are the least
-        ([13] * 15, 3, (Shape(3, 72), [5, 5, 5])),
-        ([13] * 15, 5, (Shape(3, 72), [5, 5, 5])),
-        ([13] * 15, 1, (Shape(1, 208), [15])),
-        ([100, 10, 20, 70], 2, (Shape(2, 104), [1, 3])),
-        ([150, 30, 20], 2, (Shape(1, 208), [3])),  # two rows of 150 slots would be half empty
-        ([200], 2, (Shape(1, 208), [1])),
-    ],
-)
-def test_the_texts_of_a_single_row_are_divided_among_the_threads(
-    lengths: list[int], threads: int, rows: tuple[Shape, list[int]], model: ServedModel
-) -> None:
-    divider = RowDivider(lambda batch: batch["input_ids"])
-    divider.threads = threads
-    assert choose_computed_rows(replace(model, row_divider=divider), lengths, [len(lengths)], Shape(1, 256)) == rows
-
-
-def test_outputs_of_divided_rows_are_those_of_a_single_row(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(device, "_MIN_TOKENS_PER_THREAD", 7)
-    sequences = pending(model, ["a", "b", "c"] * 3, []).sequences
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        divided = replace(model, is_eager_on_cpu=True, row_divider=RowDivider(model.torch_model.compute_outputs))
-        lengths = sequences.lengths.tolist()
-        assert choose_computed_rows(divided, lengths, [9], Shape(1, 64)).shape.rows == 3
-        whole = replace(model, is_eager_on_cpu=False)
-        agree(*(compute_rows(each, sequences, [9], Shape(1, 64)) for each in (divided, whole)))
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("slower_from", "slots"), [(16, 0), (32, 16), (64, 32), (1000, 64)])

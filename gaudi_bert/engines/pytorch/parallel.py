@@ -1,4 +1,4 @@
-"""Compute batches on several CPU threads, with one thread for each batch, or for each part of a batch.
+"""Compute batches on several CPU threads, with one thread for each batch.
 
 PyTorch divides every operation among all threads, which then wait for each other before the next operation. Waiting takes
 CPU time, and on a busy machine it takes longer than the computation. If each thread computes a batch of its own, threads
@@ -11,15 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import TypeVar
 
-import numpy as np
 import torch
-
-from gaudi_bert.common.arrays import BatchArrays, Float32Array
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -66,55 +62,3 @@ def map_batches_in_parallel(function: Callable[[_Item], _Result], batches: Itera
             # `torch.set_num_threads` also affects threads that start later. The worker threads have called it with a smaller
             # number, so restore the usual number.
             torch.set_num_threads(threads)
-
-
-class RowDivider:
-    """Divides the rows of a batch into parts, and computes the parts at the same time.
-
-    The first part is computed in the calling thread. If a callback of the model computes another batch meanwhile, that batch
-    is computed by the calling thread alone, because the other threads are busy.
-
-    Args:
-        compute: Computes a batch. It is called in several threads.
-
-    Attributes:
-        threads: The number of CPU threads, and the largest number of parts.
-    """
-
-    def __init__(self, compute: Callable[[BatchArrays], Float32Array]) -> None:
-        self._compute = compute
-        self.threads, self._is_busy = torch.get_num_threads(), False
-        self._pool = ThreadPoolExecutor(max(1, self.threads - 1), "rows")
-
-    def compute(self, batch: BatchArrays) -> Float32Array:
-        """Compute a batch, and return the outputs of all rows.
-
-        Args:
-            batch: The features. The first axis of every array is the rows.
-        """
-        rows = len(batch["input_ids"])
-        parts = min(rows, self.threads)
-        if self._is_busy:
-            with limit_threads(1):
-                return self._compute(batch)
-        if parts == 1:
-            return self._compute(batch)
-        bounds = [rows * part // parts for part in range(parts + 1)]
-        batches = [{name: values[begin:end] for name, values in batch.items()} for begin, end in pairwise(bounds)]
-        threads = self.threads // parts
-
-        def compute_part(part: BatchArrays) -> Float32Array:
-            """Compute one part of the batch in a thread of the pool."""
-            torch.set_num_threads(threads)
-            return self._compute(part)
-
-        self._is_busy = True
-        futures = [self._pool.submit(compute_part, part) for part in batches[1:]]
-        try:
-            with limit_threads(threads):
-                first = self._compute(batches[0])
-            return np.concatenate([first, *(future.result() for future in futures)])
-        finally:
-            wait(futures)
-            torch.set_num_threads(self.threads)
-            self._is_busy = False
