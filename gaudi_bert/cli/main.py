@@ -77,8 +77,14 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 class _Commands(output.Commands):
     def invoke(self, ctx: Any) -> Any:
         """Run the command. If it is interrupted, raise a StoppedError, because typer would use its own exit code."""
+
+        def find_message() -> str:
+            """Return the message for a stopped command. The name of the command is known after it has been started."""
+            return "stopped" if ctx.invoked_subcommand in _COMMANDS_WITHOUT_RESUME else _STOPPED
+
         try:
-            return super().invoke(ctx)
+            with handle_signals((signal.SIGALRM,), lambda *_: _exit_with_running_threads(find_message())):
+                return super().invoke(ctx)
         except (KeyboardInterrupt, RuntimeError) as error:
             # If a signal arrives while Python acquires a lock, Python may raise a RuntimeError instead of a
             # KeyboardInterrupt. The KeyboardInterrupt is then the context of the RuntimeError, so search the complete chain
@@ -88,7 +94,7 @@ class _Commands(output.Commands):
                 cause = cause.__context__
             if cause is None:
                 raise
-            raise StoppedError("stopped" if ctx.invoked_subcommand in _COMMANDS_WITHOUT_RESUME else _STOPPED) from error
+            raise StoppedError(find_message()) from error
 
 
 app = typer.Typer(
@@ -209,7 +215,6 @@ def _interrupt_on_signals() -> Iterator[None]:
         nonlocal last
         previous, last = last, time.monotonic()
         if last - previous > _SECONDS_TO_UNWIND:
-            signal.signal(signal.SIGALRM, lambda *_: _exit_with_running_threads())
             signal.setitimer(signal.ITIMER_REAL, _SECONDS_TO_STOP)
             raise KeyboardInterrupt
 
@@ -219,12 +224,12 @@ def _interrupt_on_signals() -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, 0)  # the block has handled the interrupt itself
 
 
-def _exit_with_running_threads() -> NoReturn:
-    """Print that the command was stopped, and exit the process without waiting for its threads, because some may never end.
+def _exit_with_running_threads(message: str) -> NoReturn:
+    """Print the message of a stopped command, and exit the process without waiting for its threads.
 
     Files are complete or absent at any moment, so nothing is damaged.
     """
-    os.write(sys.stderr.fileno(), f"{_STOPPED}\n".encode())
+    os.write(2, f"{message}\n".encode())
     os._exit(StoppedError.exit_code)
 
 

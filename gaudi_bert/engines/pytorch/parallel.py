@@ -2,7 +2,7 @@
 
 PyTorch divides every operation among all threads, which then wait for each other before the next operation. Waiting takes
 CPU time, and on a busy machine it takes longer than the computation. If each thread computes a batch of its own, threads
-wait only at the end. The results have the same bits with any number of threads.
+wait only at the end. With up to 8 threads, no operation is divided, so the number of threads does not change the results.
 
 Only models whose passes can run at the same time may be computed in this way. `TorchBert` is such a model.
 """
@@ -36,7 +36,7 @@ def limit_threads(threads: int) -> Iterator[None]:
 def map_batches_in_parallel(function: Callable[[_Item], _Result], batches: Iterable[_Item]) -> Iterator[_Result]:
     """Yield `function(batch)` for every batch, in order. Several batches are computed at the same time.
 
-    With more than 8 CPU threads, 8 batches are computed at once, and each has its share of the threads.
+    With more than 8 CPU threads, 8 batches are computed at once, and the operations of each are divided among its threads.
 
     Args:
         function: Computes a batch with PyTorch. It is called in several threads.
@@ -48,17 +48,19 @@ def map_batches_in_parallel(function: Callable[[_Item], _Result], batches: Itera
         yield from map(function, batches)
         return
     waiting: deque[Future[_Result]] = deque()
-    with ThreadPoolExecutor(workers, "batches", torch.set_num_threads, (threads // workers,)) as pool:
-        try:
-            for batch in batches:
-                waiting.append(pool.submit(function, batch))
-                if len(waiting) == 2 * workers:
+    try:
+        with ThreadPoolExecutor(workers, "batches", torch.set_num_threads, (threads // workers,)) as pool:
+            try:
+                for batch in batches:
+                    waiting.append(pool.submit(function, batch))
+                    if len(waiting) == 2 * workers:
+                        yield waiting.popleft().result()
+                while waiting:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-            # `torch.set_num_threads` also affects threads that start later. The worker threads have called it with a smaller
-            # number, so restore the usual number.
-            torch.set_num_threads(threads)
+            finally:
+                for future in waiting:
+                    future.cancel()
+    finally:
+        # `torch.set_num_threads` also affects threads that start later. The worker threads, which have all ended now, have
+        # called it with a smaller number, so restore the usual number.
+        torch.set_num_threads(threads)

@@ -51,6 +51,19 @@ def test_three_batches_are_computed_at_once_by_one_thread_each_and_results_come_
 
 
 @pytest.mark.usefixtures("three_threads")
+def test_with_more_than_eight_threads_each_batch_has_its_share() -> None:
+    torch.set_num_threads(17)
+    eight_run = threading.Barrier(8, timeout=60)
+
+    def compute(batch: int) -> int:
+        eight_run.wait()
+        return torch.get_num_threads()
+
+    assert list(map_batches_in_parallel(compute, range(16))) == [2] * 16
+    assert (torch.get_num_threads(), threads_of_a_new_thread()) == (17, 17)
+
+
+@pytest.mark.usefixtures("three_threads")
 def test_at_most_two_batches_per_thread_are_taken_in_advance() -> None:
     taken = list[int]()
 
@@ -80,7 +93,7 @@ def test_an_error_ends_the_other_batches_and_restores_the_threads() -> None:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_embeddings_have_the_same_bits_with_any_number_of_threads() -> None:
+def test_embeddings_have_the_same_bits_with_three_threads_and_with_one() -> None:
     model = build_model(ModelSpec(small_config(max_position_embeddings=512), VectorHead("mean", True)), seed=1)
     model.freeze()
     rng = np.random.default_rng(5)
