@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gaudi_bert.common.launch import parse_part
+from gaudi_bert.common.launch import parse_shard_option
 from tests.builders.command_line import succeed
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case
@@ -73,5 +73,5 @@ def test_the_job_of_the_page_is_one_that_a_cluster_takes_and_whose_pods_are_its_
     pods = job["spec"]["completions"]
     command = job["spec"]["template"]["spec"]["containers"][0]["command"]
     asked = command[command.index("--shard") + 1]
-    parts = [parse_part(asked, {"JOB_COMPLETION_INDEX": str(index)}) for index in range(pods)]
+    parts = [parse_shard_option(asked, {"JOB_COMPLETION_INDEX": str(index)}) for index in range(pods)]
     assert parts == [(index, pods) for index in range(pods)]

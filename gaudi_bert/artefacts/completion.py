@@ -30,7 +30,7 @@ from gaudi_bert.artefacts.mirrored_folder import (
 )
 from gaudi_bert.artefacts.work_folder import OWNED, is_owned
 from gaudi_bert.common.errors import InputError, shorten
-from gaudi_bert.common.files import check_file_name, exclusive_lock, explain_os_errors, hash_json, read_json, write_json
+from gaudi_bert.common.files import check_path_to_write, exclusive_lock, explain_os_errors, hash_json, read_json, write_json
 from gaudi_bert.common.progress import Reporter
 
 
@@ -107,7 +107,7 @@ def settings_path(artefact: Path, final_file: Path | None = None) -> Path:
         InputError: The output is a single file, and its path has no file name.
     """
     if final_file == artefact or (final_file is None and artefact.suffix and not artefact.is_dir()):
-        check_file_name(artefact)
+        check_path_to_write(artefact)
         return artefact.with_name(f"{artefact.name.removesuffix('.json')}.settings.json")
     return (artefact if final_file is None else final_file.parent) / "settings.json"
 
@@ -180,7 +180,7 @@ def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: b
         InputError: There are visible files, but no settings file of a stage that writes this output. If `overwrite` is set,
             any file that does not belong to the output is an error, even a hidden one.
     """
-    check_file_name(artefact)
+    check_path_to_write(artefact)
     settings, owned = settings_path(artefact, final_file), OWNED[stage]
     fetch_files(settings, final_file)
     kind = "file" if final_file == artefact else "folder"

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from gaudi_bert.artefacts.base import find_complete_parts
 from gaudi_bert.artefacts.object_store import ObjectInfo, ObjectStore
 from gaudi_bert.common.errors import GaudiBertError, InputError
-from gaudi_bert.common.files import Mirror, explain_os_errors, find_mirror, is_in_store, mount_mirror, store_url
+from gaudi_bert.common.files import Mirror, explain_os_errors, find_mirror, get_store_url, is_in_store, mount_mirror
 from gaudi_bert.config.places import StoreSettings
 
 
@@ -141,7 +141,7 @@ def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Pa
     if not is_in_store(path):
         yield path
         return
-    objects, url = ObjectStore(store), store_url(path)
+    objects, url = ObjectStore(store), get_store_url(path)
     with _create_scratch_folder(objects.settings.scratch) as scratch:
         # `settings_path` treats a path with a suffix as a file, so replace the dots in the name of the local folder.
         folder = scratch / Path(url).name.replace(".", "_")
@@ -467,7 +467,7 @@ def open_local_copies(
 
 def _split_bucket_and_key(location: str | Path) -> tuple[str, str]:
     """Split a URL into the URL of its bucket and the key of the object, which has no leading slash."""
-    scheme, _, rest = store_url(location).partition("://")
+    scheme, _, rest = get_store_url(location).partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gaudi_bert.common.errors import FailedError, InputError, install_command, shorten
-from gaudi_bert.common.files import store_scheme, store_url
+from gaudi_bert.common.files import get_store_scheme, get_store_url
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 
@@ -148,7 +148,7 @@ class ObjectStore:
 
     def info(self, url: str | Path) -> ObjectInfo | None:
         """Return the size and the version of an object, or None if there is no such object."""
-        url = store_url(url)
+        url = get_store_url(url)
         try:
             entry = self._retry_request("read the state of", url, lambda filesystem: filesystem.info(url))
         except FileNotFoundError:
@@ -161,7 +161,7 @@ class ObjectStore:
         Raises:
             InputError: There is no such object.
         """
-        url = store_url(url)
+        url = get_store_url(url)
         try:
             return bytes(self._retry_request("read", url, lambda filesystem: filesystem.cat_file(url)))
         except FileNotFoundError as error:
@@ -178,7 +178,7 @@ class ObjectStore:
         Raises:
             InputError: There is no such object, its state is not the expected one, or it changed during the download.
         """
-        url = store_url(url)
+        url = get_store_url(url)
         before = expected_state or self.info(url)
         if before is None:
             raise _missing_object_error(url)
@@ -217,9 +217,9 @@ class ObjectStore:
         Raises:
             InputError: There is no such bucket.
         """
-        url = store_url(url)
+        url = get_store_url(url)
         options: dict[str, Any] = {}
-        if EXTRAS.get(store_scheme(url)) == "s3":
+        if EXTRAS.get(get_store_scheme(url)) == "s3":
             options = {"chunksize": PART_BYTES, "max_concurrency": 1}
         self._write_object(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
@@ -229,7 +229,7 @@ class ObjectStore:
         Raises:
             InputError: There is no such bucket.
         """
-        url = store_url(url)
+        url = get_store_url(url)
         self._write_object(url, lambda filesystem: filesystem.pipe_file(url, data))
 
     def _write_object(self, url: str, request: Callable[[Any], Answer]) -> Answer:
@@ -253,7 +253,7 @@ class ObjectStore:
         Returns:
             The state of each object by its name relative to the URL. Empty if there are no objects or no such bucket.
         """
-        url = store_url(url)
+        url = get_store_url(url)
         verb = "ls" if direct_only else "find"
         try:
             listing = self._retry_request("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
@@ -262,7 +262,7 @@ class ObjectStore:
         entries = listing.values() if isinstance(listing, dict) else listing
         start = len(re.sub(r"^[a-z][a-z0-9+.-]*://", "", url)) + 1
         infos = {
-            entry["name"].removeprefix(f"{store_scheme(url)}://")[start:]: _parse_object_info(entry)
+            entry["name"].removeprefix(f"{get_store_scheme(url)}://")[start:]: _parse_object_info(entry)
             for entry in entries
             if entry["type"] == "file"
         }
@@ -270,7 +270,7 @@ class ObjectStore:
 
     def remove(self, url: str | Path) -> None:
         """Remove an object if it exists."""
-        url = store_url(url)
+        url = get_store_url(url)
         try:
             self._retry_request("remove", url, lambda filesystem: filesystem.rm_file(url))
         except FileNotFoundError:
@@ -289,7 +289,7 @@ class ObjectStore:
             FailedError: The failure is permanent, or the last attempt failed.
             InputError: The request is invalid.
         """
-        scheme, settings = store_scheme(url), self.settings
+        scheme, settings = get_store_scheme(url), self.settings
         with self._lock:
             if scheme not in self._filesystems:
                 self._filesystems[scheme] = _open_filesystem(scheme, settings)

@@ -19,7 +19,7 @@ import typer
 
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.launch import parse_part
+from gaudi_bert.common.launch import parse_shard_option
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.bundled import find_pipeline_file
 from gaudi_bert.config.options import TypedValue
@@ -139,7 +139,7 @@ def make_stage_run(
         workers: The number of processes or threads, or None for one per core.
         overwrite: Whether to replace output that was made with other settings.
     """
-    return StageRun(Reporter(), overwrite, workers, part=None if shard is None else parse_part(shard), finish=finish)
+    return StageRun(Reporter(), overwrite, workers, part=None if shard is None else parse_shard_option(shard), finish=finish)
 
 
 def load_pipeline_settings(

@@ -16,7 +16,7 @@ import typer
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import format_location
-from gaudi_bert.common.launch import find_launch, is_first_process
+from gaudi_bert.common.launch import detect_launcher, is_first_process
 from gaudi_bert.common.progress import ONLY_RESULT_VARIABLE, Reporter, format_seconds
 from gaudi_bert.config.options import check_option_combination
 
@@ -141,7 +141,7 @@ def _check_stages_allow_launcher(runner: str, stages: Sequence[str], part: tuple
     Raises:
         InputError: Several processes would run the same stage, each of them completely.
     """
-    launch = find_launch()
+    launch = detect_launcher()
     if launch is None or launch.size == 1 or part is not None:
         return
     started = f"{launch.launcher} started {launch.size} processes"

@@ -137,7 +137,7 @@ MOST_TOKEN_ID = 2**31 - 1
 NOT_PREDICTED = -100
 
 
-def find_non_integer(values: AnyArray, min_value: int, max_value: int) -> int:
+def find_index_of_invalid_integer(values: AnyArray, min_value: int, max_value: int) -> int:
     """Return the index of the first element that is not an integer in the given range, or -1 if there is none.
 
     Call this before the array is converted to another dtype, because a conversion would wrap large values and turn a bool

@@ -1,7 +1,8 @@
 """Import the optional library pyarrow, convert its errors into one-line errors, and validate what it has read.
 
 pyarrow uses the buffers of an Arrow file without checking the offsets in them. A damaged offset could make it read memory
-outside the buffer. Therefore, everything that is read from a file must pass through `validate_content` before it is used.
+outside the buffer. Therefore, everything that is read from a file must pass through `validate_arrow_buffers` before it is
+used.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gaudi_bert.common.errors import InputError, install_command, shorten
 from gaudi_bert.common.files import check_regular_file
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_ArrowData = TypeVar("_ArrowData")  # a pyarrow table, record batch or column
 
 
 def require_pyarrow() -> Any:
@@ -64,8 +70,10 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def explain_unpackable_values(path: Path) -> Iterator[None]:
-    """Convert errors that pyarrow raises for column values to an `InputError`. Use this function in a `with` statement."""
+def explain_arrow_cast_errors(path: Path) -> Iterator[None]:
+    """Convert errors that pyarrow raises for column values of the wrong type to an `InputError`. Use this function in a
+    `with` statement.
+    """
     try:
         yield
     except require_pyarrow().ArrowException as error:
@@ -74,27 +82,33 @@ def explain_unpackable_values(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: the table contains a column that cannot be packed ({reason}); {remedy}") from error
 
 
-def check_column_names(path: Path, schema: Any) -> Any:
-    """Check that all column names in a pyarrow schema are valid UTF-8, and return the schema.
+def require_utf8_column_names(path: Path, schema: pyarrow.Schema) -> pyarrow.Schema:
+    """Return the schema if all its column names are valid UTF-8.
 
     pyarrow checks the name of a column, even of a nested one, only when the name is used.
 
     Args:
         path: The file of the schema, for the message.
         schema: The schema.
+
+    Raises:
+        InputError: A column name is not valid UTF-8.
     """
     with explain_arrow_errors(path):
         _ = schema.names, [str(kind) for kind in schema.types]
     return schema
 
 
-def validate_content(path: Path, content: Any) -> Any:
-    """Check that a pyarrow table, batch or column has valid offsets and only UTF-8 strings, and return it.
+def validate_arrow_buffers(path: Path, data: _ArrowData) -> _ArrowData:
+    """Return a pyarrow table, record batch or column if its offsets are valid and all its strings are UTF-8.
 
     Args:
-        path: The file that it was read from, for the message.
-        content: The table, batch or column.
+        path: The file that the data were read from, for the message.
+        data: The table, record batch or column.
+
+    Raises:
+        InputError: An offset is invalid, or a string is not UTF-8.
     """
     with explain_arrow_errors(path):
-        content.validate(full=True)
-    return content
+        data.validate(full=True)  # type: ignore[attr-defined]
+    return data

@@ -81,7 +81,7 @@ def kernel_without_refcounts(function: Function) -> Function:
     return _compile(function, _nrt=False)
 
 
-def kernel_without_python_entry(function: Function) -> Function:
+def kernel_without_python_wrapper(function: Function) -> Function:
     """Compile a function like `kernel_without_refcounts`, but without an entry point for Python, so that only kernels can
     call it.
 

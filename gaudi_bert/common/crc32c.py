@@ -42,11 +42,11 @@ _MOST_WORDS = 512  # the most words in each of the three parts of a block
 # CRC-32Cs are computed with x86 instructions if the processor has both CRC-32C (part of SSE4.2) and carry-less
 # multiplication. Otherwise, they are computed with tables.
 if platform.machine().lower() not in ("x86_64", "amd64"):
-    HAS_INSTRUCTIONS = False
+    HAS_CRC_INSTRUCTIONS = False
 elif config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba compiles for another processor
-    HAS_INSTRUCTIONS = {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
+    HAS_CRC_INSTRUCTIONS = {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
 else:
-    HAS_INSTRUCTIONS = all(map(binding.get_host_cpu_features().get, ("sse4.2", "pclmul")))
+    HAS_CRC_INSTRUCTIONS = all(map(binding.get_host_cpu_features().get, ("sse4.2", "pclmul")))
 
 
 def _emit_call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -109,7 +109,7 @@ _AFTER_WORDS = _compute_polynomial_powers(2 * _MOST_WORDS + 1, 8)
 
 
 @kernel_without_refcounts
-def _crc_by_tables(address: int, count: int, crc: int) -> int:
+def _compute_crc_with_tables(address: int, count: int, crc: int) -> int:
     """Compute the CRC-32C of `count` bytes with lookup tables. `crc` is the CRC of the preceding bytes, or 0."""
     crc ^= _ALL_ONES
     while count >= 8:
@@ -128,13 +128,13 @@ def _crc_by_tables(address: int, count: int, crc: int) -> int:
 
 
 @inlined_kernel
-def _multiply_crc_by_power(register: int, power: int) -> int:
+def _multiply_modulo_crc_polynomial(crc: int, power_of_x: int) -> int:
     """Multiply a CRC register by a power of x modulo the CRC polynomial."""
-    return _word_step(0, _carryless_product(register, power))
+    return _word_step(0, _carryless_product(crc, power_of_x))
 
 
 @kernel_without_refcounts
-def _crc_by_instructions(address: int, count: int, crc: int) -> int:
+def _compute_crc_in_hardware(address: int, count: int, crc: int) -> int:
     """Compute the CRC-32C of `count` bytes with CRC instructions. `crc` is the CRC of the preceding bytes, or 0."""
     crc ^= _ALL_ONES
     while count >= 48:
@@ -146,8 +146,8 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
             second = _word_step(second, word_at(address + 8 * words, number))
             third = _word_step(third, word_at(address + 16 * words, number))
         crc = (
-            _multiply_crc_by_power(first, _AFTER_WORDS[2 * words])
-            ^ _multiply_crc_by_power(second, _AFTER_WORDS[words])
+            _multiply_modulo_crc_polynomial(first, _AFTER_WORDS[2 * words])
+            ^ _multiply_modulo_crc_polynomial(second, _AFTER_WORDS[words])
             ^ third
         )
         address += 24 * words
@@ -164,19 +164,21 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
 
 
 @kernel_without_refcounts
-def _combine_by_instructions(crc: int, byte_count: int, next_crc: int) -> int:
+def _combine_crcs_in_hardware(crc: int, byte_count: int, next_crc: int) -> int:
     """Combine `crc` with `next_crc`, the CRC of the next `byte_count` bytes, using CRC instructions."""
     while byte_count >= 8 * _MOST_WORDS:
-        crc = _multiply_crc_by_power(crc, _AFTER_WORDS[_MOST_WORDS])
+        crc = _multiply_modulo_crc_polynomial(crc, _AFTER_WORDS[_MOST_WORDS])
         byte_count -= 8 * _MOST_WORDS
     return (
-        _multiply_crc_by_power(_multiply_crc_by_power(crc, _AFTER_WORDS[byte_count >> 3]), _AFTER_BYTES[byte_count & 7])
+        _multiply_modulo_crc_polynomial(
+            _multiply_modulo_crc_polynomial(crc, _AFTER_WORDS[byte_count >> 3]), _AFTER_BYTES[byte_count & 7]
+        )
         ^ next_crc
     )
 
 
 @kernel_without_refcounts
-def _combine_by_tables(crc: int, byte_count: int, next_crc: int) -> int:
+def _combine_crcs_with_tables(crc: int, byte_count: int, next_crc: int) -> int:
     """Combine `crc` with `next_crc`, the CRC of the next `byte_count` bytes, using lookup tables."""
     for _ in range(byte_count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
@@ -184,13 +186,13 @@ def _combine_by_tables(crc: int, byte_count: int, next_crc: int) -> int:
 
 
 @kernel_without_refcounts
-def _word_crc_by_instructions(word: int) -> int:
+def _compute_word_crc_in_hardware(word: int) -> int:
     """Compute the CRC-32C of a 64-bit word with a CRC instruction."""
     return _word_step(_ALL_ONES, word) ^ _ALL_ONES
 
 
 @kernel_without_refcounts
-def _word_crc_by_tables(word: int) -> int:
+def _compute_word_crc_with_tables(word: int) -> int:
     """Compute the CRC-32C of a 64-bit word with lookup tables."""
     low = (word & _ALL_ONES) ^ _ALL_ONES
     crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
@@ -199,11 +201,11 @@ def _word_crc_by_tables(word: int) -> int:
     return crc ^ _ALL_ONES
 
 
-BY_TABLES = (_crc_by_tables, _combine_by_tables, _word_crc_by_tables)
-BY_INSTRUCTIONS = (_crc_by_instructions, _combine_by_instructions, _word_crc_by_instructions)
+TABLE_CRC_FUNCTIONS = (_compute_crc_with_tables, _combine_crcs_with_tables, _compute_word_crc_with_tables)
+HARDWARE_CRC_FUNCTIONS = (_compute_crc_in_hardware, _combine_crcs_in_hardware, _compute_word_crc_in_hardware)
 # Other kernels call these three functions. They use the CRC-32C instructions if the processor has them, and tables
 # otherwise.
-crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
+crc32c_at, append_crc, crc_of_word = HARDWARE_CRC_FUNCTIONS if HAS_CRC_INSTRUCTIONS else TABLE_CRC_FUNCTIONS
 
 
 @inlined_kernel

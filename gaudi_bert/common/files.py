@@ -107,7 +107,7 @@ def read_file(path: Path | str) -> bytes:
         return handle.read()
 
 
-def file_identity(path: Path) -> str:
+def fingerprint_file(path: Path) -> str:
     """Return the file name and the SHA-256 of the content as "name:SHA-256"."""
     digest = hashlib.sha256()
     with explain_os_errors(path, "read"), open_file(path) as handle:
@@ -162,7 +162,7 @@ def check_model_exists(path: Path) -> None:
     )
 
 
-def check_file_name(path: Path) -> None:
+def check_path_to_write(path: Path) -> None:
     """Check that a path has a file name and is not a pipe, a device or a socket. The file need not exist.
 
     Raises:
@@ -176,7 +176,7 @@ def check_file_name(path: Path) -> None:
 
 def hidden_path_beside(path: Path, ending: str) -> Path:
     """Return the hidden path `.<name>.<ending>` in the folder of `path`."""
-    check_file_name(path)
+    check_path_to_write(path)
     return path.with_name(f".{path.name}.{ending}")
 
 
@@ -194,7 +194,7 @@ def is_in_store(location: str | Path) -> bool:
     return _URL.fullmatch(str(location)) is not None
 
 
-def store_url(location: str | Path) -> str:
+def get_store_url(location: str | Path) -> str:
     """Return the URL of a location in an object store, without a trailing slash.
 
     Raises:
@@ -211,9 +211,9 @@ def store_url(location: str | Path) -> str:
     return f"{scheme}://{rest}"
 
 
-def store_scheme(location: str | Path) -> str:
+def get_store_scheme(location: str | Path) -> str:
     """Return the URL scheme of a location in an object store, such as `s3` for `s3://bucket/prefix`."""
-    return store_url(location).split(":", 1)[0]
+    return get_store_url(location).split(":", 1)[0]
 
 
 def resolve_location(folder: Path, text: str) -> Path:
@@ -223,7 +223,7 @@ def resolve_location(folder: Path, text: str) -> Path:
 
 def format_location(location: str | Path) -> str:
     """Format a location for messages, as a URL or as a path on a disk."""
-    return store_url(location) if is_in_store(location) else str(location)
+    return get_store_url(location) if is_in_store(location) else str(location)
 
 
 # --- writing files that are either complete or absent
@@ -238,7 +238,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     several processes write the same file, the file of the last one to finish remains.
     """
     path = Path(path)
-    check_file_name(path)
+    check_path_to_write(path)
     with explain_os_errors(path, "write"):
         path.parent.mkdir(parents=True, exist_ok=True)
         written = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")

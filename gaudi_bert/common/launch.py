@@ -38,7 +38,7 @@ LAUNCHERS = (
 
 
 @dataclass(frozen=True)
-class Launch:
+class LauncherInfo:
     """The rank of this process, and the number of processes that a launcher started together.
 
     Attributes:
@@ -52,7 +52,7 @@ class Launch:
     size: int
 
 
-def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
+def detect_launcher(environment: Mapping[str, str] | None = None) -> LauncherInfo | None:
     """Read the rank of this process from its launcher's environment variables. Return None if no launcher started it.
 
     Args:
@@ -73,9 +73,9 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
                 f"{rank_name}={rank}, {size_name}={size}: the rank must be from 0 to size - 1; unset both, or start the "
                 f"command with {launcher}"
             )
-        return Launch(launcher, int(rank), int(size))
-    node = find_node(variables)
-    return Launch("Kubernetes", node.rank, node.count) if node is not None and node.processes == 1 else None
+        return LauncherInfo(launcher, int(rank), int(size))
+    node = detect_training_node(variables)
+    return LauncherInfo("Kubernetes", node.rank, node.count) if node is not None and node.processes == 1 else None
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
 
 def is_first_process() -> bool:
     """Return whether this process is the only or the first one of its run, and should therefore print the results."""
-    launch, node = find_launch(), find_node()
+    launch, node = detect_launcher(), detect_training_node()
     return launch.rank == 0 if launch is not None else node is None or node.rank == 0
 
 
@@ -132,7 +132,7 @@ def torch_environment(rank: int, size: int, *, processes_per_host: int, address:
 
 
 @dataclass(frozen=True)
-class Node:
+class TrainingNode:
     """One of several nodes (pods) of a training run. Each node runs the same number of ranks.
 
     Attributes:
@@ -165,7 +165,7 @@ NODE_VARIABLES = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MAST
 NODE_ADDRESS = "PET_MASTER_ADDR"
 
 
-def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
+def detect_training_node(environment: Mapping[str, str] | None = None) -> TrainingNode | None:
     """Read the environment variables of this process's pod, and return the node on which this process must start ranks.
 
     Return None if there are no such variables, or if this process itself is one of the ranks.
@@ -187,7 +187,7 @@ def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
             "correct the variables"
         )
     rank, count, processes, port = map(int, values)
-    return Node(rank, count, processes, variables[NODE_ADDRESS], port)
+    return TrainingNode(rank, count, processes, variables[NODE_ADDRESS], port)
 
 
 def processes_share_folders() -> bool:
@@ -195,7 +195,7 @@ def processes_share_folders() -> bool:
 
     This is the case if there is only one process, or if the processes run in pods, which mount the same volume.
     """
-    return find_launch() is None or NODE_ADDRESS in os.environ
+    return detect_launcher() is None or NODE_ADDRESS in os.environ
 
 
 def find_free_port() -> int:
@@ -212,37 +212,37 @@ _SLURM_COUNT, _SLURM_STEP = "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_STEP"
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
 
 
-class Part(NamedTuple):
+class WorkPart(NamedTuple):
     """The number of the part that a process works on, from 0, and the total number of parts."""
 
     number: int
     parts: int
 
 
-def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
+def parse_shard_option(option: str, environment: Mapping[str, str] | None = None) -> WorkPart:
     """Parse a value of the option `--shard`, which is `K/N`, `auto` or `auto/N`.
 
     Args:
-        text: The value of `--shard`.
+        option: The value of `--shard`.
         environment: The environment variables for `auto`. By default, they are those of this process.
 
     Raises:
-        InputError: The text is invalid, or a variable for `auto` is missing or invalid.
+        InputError: The value is invalid, or a variable for `auto` is missing or invalid.
     """
     variables = os.environ if environment is None else environment
-    if text == "auto":
-        return _parse_slurm_part(variables)
-    match = re.fullmatch(r"(\d{1,9}|auto)/(\d{1,9})", text, re.ASCII)
+    if option == "auto":
+        return _parse_slurm_array_variables(variables)
+    match = re.fullmatch(r"(\d{1,9}|auto)/(\d{1,9})", option, re.ASCII)
     if match is None:
-        raise InputError(f"--shard {text}: must be K/N with K from 0 to N - 1, for example 0/4, or auto or auto/N")
-    number = _parse_variable(text, variables, _JOB_INDEX, "an Indexed Job") if match[1] == "auto" else int(match[1])
+        raise InputError(f"--shard {option}: must be K/N with K from 0 to N - 1, for example 0/4, or auto or auto/N")
+    number = _parse_variable(option, variables, _JOB_INDEX, "an Indexed Job") if match[1] == "auto" else int(match[1])
     if number >= int(match[2]):
         found = f", but {_JOB_INDEX} is {number}" if match[1] == "auto" else ""
-        raise InputError(f"--shard {text}: K must be from 0 to N - 1{found}; pass for example 0/4")
-    return Part(number, int(match[2]))
+        raise InputError(f"--shard {option}: K must be from 0 to N - 1{found}; pass for example 0/4")
+    return WorkPart(number, int(match[2]))
 
 
-def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
+def _parse_slurm_array_variables(variables: Mapping[str, str]) -> WorkPart:
     """Return the part that this task of a Slurm job array works on. The tasks must be numbered without gaps."""
     if _SLURM_ID not in variables and _JOB_INDEX in variables:
         raise InputError("--shard auto: the environment of an Indexed Job does not contain the number of pods; pass auto/N")
@@ -258,7 +258,7 @@ def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
         )
     if not first <= task <= last:
         raise InputError(f"--shard auto: {_SLURM_ID} is {task}, but the array goes from {first} to {last}; pass K/N")
-    return Part(task - first, count)
+    return WorkPart(task - first, count)
 
 
 def _parse_variable(shard: str, variables: Mapping[str, str], name: str, scheduler: str) -> int:

@@ -26,7 +26,12 @@ LOG_LINE_EVERY_SECONDS = 10.0
 # In a log, progress lines become rarer the longer some work takes. At most this many seconds pass between two of them.
 _LONGEST_SILENCE_SECONDS = 60.0
 TERMINAL_LINE_EVERY_SECONDS = 0.5
-_LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
+# `Task` shows the remaining time only after at least this many seconds, and only if it is at most this many seconds. A speed
+# that is measured over a shorter time, or that is close to 0, would give an arbitrary estimate.
+_MIN_ELAPSED_SECONDS, _MAX_REMAINING_SECONDS = 5.0, 1e8
+# `Task` begins to show the remaining time only while the work is at least half as fast as before, because the estimate
+# assumes a constant speed. Once it is shown, it grows by at most half from one line to the next.
+_MAX_SLOWDOWN, _MAX_GROWTH = 2.0, 1.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
 
 
@@ -72,7 +77,7 @@ class Task:
     """Tracks the progress of some work and estimates the remaining time. Several threads may call `advance` at once.
 
     The remaining time is estimated from the speed in the second half of the elapsed time. It is shown only if some work was
-    also done in the first half, and if the first half was at most `_MOST_SLOWER` times as fast. From one line to the next,
+    also done in the first half, and if the first half was at most `_MAX_SLOWDOWN` times as fast. From one line to the next,
     the remaining time grows by at most half.
 
     Args:
@@ -129,7 +134,7 @@ class Task:
                 return so_far
             remaining = (self.total - self.done) / speed
             if self._last_shown_seconds is not None:
-                remaining = min(remaining, _MOST_GROWTH * self._last_shown_seconds)
+                remaining = min(remaining, _MAX_GROWTH * self._last_shown_seconds)
             self._last_shown_seconds = remaining
             return f"{self.name}: {share:.0f} %, {format_rate(speed, self.unit)}, {format_seconds(remaining)} left"
 
@@ -137,22 +142,22 @@ class Task:
         """Record how much work is done at the time `now`. `format_line` computes the speed from such records."""
         with self._lock:
             self._observations.append((now, self.done))
-            self._forget_first_half(now)
+            self._discard_older_observations(now)
 
-    def _forget_first_half(self, now: float) -> None:
+    def _discard_older_observations(self, now: float) -> None:
         """Remove the progress records from the first half of the elapsed time, except for the last of these records."""
         while len(self._observations) > 1 and self._observations[1][0] <= (self._speed_since + now) / 2:
             self._observations.popleft()
 
     def _recent_speed(self, now: float) -> float | None:
         """Return the speed in the second half of the elapsed time, in units per second, or None if it is not reliable."""
-        self._forget_first_half(now)
+        self._discard_older_observations(now)
         middle, done = self._observations[0]
         before = (done - self._done_before) / max(middle - self._speed_since, 1e-9)
         lately = (self.done - done) / max(now - middle, 1e-9)
-        is_steady = now - self._speed_since >= _LEAST_SECONDS and 0 < before <= _MOST_SLOWER * lately
+        is_steady = now - self._speed_since >= _MIN_ELAPSED_SECONDS and 0 < before <= _MAX_SLOWDOWN * lately
         is_shown = is_steady or self._last_shown_seconds is not None
-        return lately if is_shown and self.total - self.done < _MOST_SECONDS * lately else None
+        return lately if is_shown and self.total - self.done < _MAX_REMAINING_SECONDS * lately else None
 
 
 class Reporter:

@@ -67,7 +67,7 @@ def sample_packs(
     flat_lengths = np.fromiter(
         itertools.chain.from_iterable(strategy for strategy, _ in strategies), np.int32, count=int(flat_starts[-1])
     )
-    _check_slot_counts(lengths, flat_lengths, np.repeat(counts, sizes))
+    _check_plan_matches_lengths(lengths, flat_lengths, np.repeat(counts, sizes))
     starts_by_length = np.concatenate(
         [np.zeros(1, np.int64), np.cumsum(np.bincount(lengths))]
     )  # sequences shorter than 0, 1, ...
@@ -100,11 +100,11 @@ def _shuffle_within_lengths(lengths: AnyArray, starts_by_length: IntArray, seed:
 
 @kernel
 def _argsort_uniform_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
-    """Write the stable argsort of random words to `order`. The result equals that of `permutation`.
+    """Write the stable argsort of random 64-bit integers to `order`, as numpy's `argsort` would compute it.
 
-    The words must be uniformly distributed. They are first distributed to buckets by their first `bits` bits, so that each
-    bucket fits in the processor's cache. Within a bucket, they are distributed again by further bits, and then sorted by
-    insertion.
+    The integers in `words` must be uniformly distributed. They are first distributed to buckets by their first `bits` bits,
+    so that each bucket fits in the processor's cache. Within a bucket, they are distributed again by further bits, and then
+    sorted by insertion.
     """
     starts = np.zeros((1 << bits) + 1, np.int64)
     for word in words:
@@ -178,16 +178,21 @@ def _fill_packs(
             position += 1
 
 
-def _check_slot_counts(lengths: AnyArray, flat_lengths: Int32Array, pack_counts: IntArray) -> None:
+def _check_plan_matches_lengths(lengths: AnyArray, planned_lengths: Int32Array, pack_counts: IntArray) -> None:
     """For every length, check that the packs of a plan have room for exactly as many sequences of this length as there are.
+
+    Args:
+        lengths: The length of each sequence, integers [sequences].
+        planned_lengths: The lengths in all strategies of the plan, one strategy after the other.
+        pack_counts: For each of the planned lengths, the number of packs that use its strategy.
 
     Raises:
         InputError: The numbers differ for a length.
     """
-    most = int(max(lengths.max(initial=0), flat_lengths.max(initial=0)))
+    most = int(max(lengths.max(initial=0), planned_lengths.max(initial=0)))
     counted = np.bincount(lengths, minlength=most + 1)
     planned = np.zeros(most + 1, dtype=np.int64)
-    np.add.at(planned, flat_lengths, pack_counts)
+    np.add.at(planned, planned_lengths, pack_counts)
     if not np.array_equal(counted, planned):
         length = int(np.flatnonzero(counted != planned)[0])
         raise InputError(

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray, check_integer, find_non_integer, permutation
+from gaudi_bert.common.arrays import AnyArray, IntArray, check_integer, find_index_of_invalid_integer, permutation
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr
 
 _MOST_INT64 = 2**63 - 1
@@ -44,7 +44,7 @@ class Histogram:
         check_integer("max_sequence_length", self.max_sequence_length, 1)
         for name in ("counts",) if self.max_masked is None else ("counts", "max_masked"):
             given = _convert_to_1d_array(getattr(self, name), name)
-            wrong = find_non_integer(given, 0, _MOST_INT64) if _is_integer_array(given) else 0
+            wrong = find_index_of_invalid_integer(given, 0, _MOST_INT64) if _is_integer_array(given) else 0
             if wrong >= 0:
                 raise InputError(
                     f"{name} contains {_format_entry(given, wrong)} for length {wrong + 1}; "
@@ -161,7 +161,7 @@ def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
     """
     longest = check_integer("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
     values = _convert_to_1d_array(lengths, "lengths")
-    wrong, is_integer = find_non_integer(values, 1, longest), _is_integer_array(values)
+    wrong, is_integer = find_index_of_invalid_integer(values, 1, longest), _is_integer_array(values)
     if wrong >= 0 or not is_integer:
         index = max(wrong, 0)
         remedy = "truncate or split longer sequences, and drop empty ones" if is_integer else "use `lengths.astype(int)`"

@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.common.compiled import inlined_kernel, kernel_without_python_entry, kernel_without_refcounts
+from gaudi_bert.common.compiled import inlined_kernel, kernel_without_python_wrapper, kernel_without_refcounts
 
 # The kernels use this number as the price of an impossible choice. It is finite, because the compiler may assume that
 # infinities do not occur.
@@ -74,14 +74,14 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     return np.array(products, dtype=np.int64).reshape(-1, 2)
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def update_elementwise_maximum(result: PackValues, offset: float, values: PackValues) -> None:
     """Compute result = max(result, offset + values) elementwise. `values` may be longer than `result`."""
     for position in range(result.size):
         result[position] = max(result[position], offset + values[position])
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _update_elementwise_maximum_of_four(
     result: PackValues, values: PackValues, offset_3: float, offset_2: float, offset_1: float, offset_0: float
 ) -> None:
@@ -202,7 +202,7 @@ def _compute_max_price_by_powers(prices: PackValues, depth: int) -> int | float:
     return result
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _find_best_split(left: PackValues, right: PackValues, total: int, min_price: float) -> int:
     """Find where to split the length `total` between two parts so that their total price reaches `min_price`. Return the
     smallest index `part` for which left[part] + right[total - part] is at least `min_price`.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from gaudi_bert.common.compiled import inlined_kernel, kernel_without_python_entry, kernel_without_refcounts
+from gaudi_bert.common.compiled import inlined_kernel, kernel_without_python_wrapper, kernel_without_refcounts
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.max_plus import (
     MINUS_INFINITY,
@@ -216,7 +216,7 @@ def _run_active_set_method(
     return size
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _append_best_columns(
     min_gradient: float,
     product_plan: IntArray,
@@ -308,7 +308,7 @@ def _append_passive_column(
     return _append_cholesky_column(active_set.factor, size, products, diagonal, active_set.projected, moment)
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size: int) -> int:
     """Move the solution towards the unconstrained optimum of the passive columns, and remove columns that reach zero on the
     way. Return how many columns remain.
@@ -342,7 +342,7 @@ def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size
     return size
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
     """Remove column `first` from the active set by moving all later columns down by one, which leaves `size` columns."""
     for column in range(first, size):
@@ -355,7 +355,7 @@ def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
             active_set.copies[column, entry] = active_set.copies[column + 1, entry]
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _recompute_residual(
     counts: FloatArray, squared_weights: FloatArray, active_set: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
@@ -419,7 +419,7 @@ def _append_cholesky_column(
     return independent
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> None:
     """Solve R^T y = values[:size] by forward substitution, where R is the upper triangular Cholesky factor. Overwrite the
     values with y.
@@ -444,7 +444,7 @@ def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> No
             )
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _subtract_four_scaled_rows(
     values: FloatArray, first: FloatArray, second: FloatArray, third: FloatArray, fourth: FloatArray, factors: FloatArray
 ) -> None:
@@ -475,14 +475,14 @@ def _remove_cholesky_column(factor: FloatArray, size: int, removed: int, project
         carried_projection = cosine * lower_projection - sine * carried_projection
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _shift_left(values: FloatArray) -> None:
     """Move all elements except the first one position to the left."""
     for column in range(values.size - 1):
         values[column] = values[column + 1]
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _apply_givens_rotation(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: float, sine: float) -> None:
     """Apply a Givens rotation: result = cosine * carried + sine * lower, carried = cosine * lower - sine * carried."""
     for column in range(result.size):

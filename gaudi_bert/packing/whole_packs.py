@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray, make_bit_generator
-from gaudi_bert.common.compiled import kernel_without_python_entry, kernel_without_refcounts
+from gaudi_bert.common.compiled import kernel_without_python_wrapper, kernel_without_refcounts
 from gaudi_bert.packing.linear_program import LinearProgram, run_column_generation
 from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, add_packs, count_packs
 
@@ -233,7 +233,7 @@ def _search_depth_first(
     return _NOTHING
 
 
-@kernel_without_python_entry
+@kernel_without_python_wrapper
 def _find_next_fitting_type(
     problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_price: float
 ) -> tuple[int, bool]:

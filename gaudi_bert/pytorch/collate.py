@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import transformers
 
-from gaudi_bert.common.arrays import MOST_TOKEN_ID, NOT_PREDICTED, AnyArray, IntArray, find_non_integer
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, NOT_PREDICTED, AnyArray, IntArray, find_index_of_invalid_integer
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.pack_inputs import PackInputs, build_mask_for_target, convert_position_ids
 from gaudi_bert.encoders.pack_inputs_trial import check_packed_outputs, find_pack_inputs
@@ -367,6 +367,6 @@ def _check_attention_implementation(target: str, model: Any) -> None:
 
 def _check_32_bit_integers(values: AnyArray, name: str) -> None:
     """Raise an error if a value of the user's data is not an integer that fits into 32 bits."""
-    wrong = find_non_integer(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
+    wrong = find_index_of_invalid_integer(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
     if wrong >= 0:
         raise InputError(f"{name}: a row contains {values[wrong]}, but all values must be integers of at most 32 bits")

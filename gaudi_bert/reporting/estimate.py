@@ -22,7 +22,7 @@ import numpy as np
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.mirrored_folder import open_local_copy
 from gaudi_bert.artefacts.results import StageRun
-from gaudi_bert.common.arrays import AnyArray, IntArray, find_non_integer
+from gaudi_bert.common.arrays import AnyArray, IntArray, find_index_of_invalid_integer
 from gaudi_bert.common.errors import InputError, require_libraries, shorten
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter, format_count, format_seconds
@@ -320,7 +320,7 @@ def _read_lengths(path: Path) -> IntArray:
         ) from error
     if values.ndim != 1 or not values.size:
         raise InputError(f"{path}: the file contains an array of shape {list(values.shape)}; write one integer per sequence")
-    wrong = find_non_integer(values, 1, MAX_ROW_LENGTH)
+    wrong = find_index_of_invalid_integer(values, 1, MAX_ROW_LENGTH)
     if wrong >= 0:
         raise InputError(
             f"{path}: length {wrong + 1:,} is {values[wrong]!s}, but must be an integer from 1 to {MAX_ROW_LENGTH:,}; "

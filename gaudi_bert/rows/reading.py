@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gaudi_bert.common import files
-from gaudi_bert.common.arrow import open_parquet, validate_content
+from gaudi_bert.common.arrow import open_parquet, validate_arrow_buffers
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
@@ -418,7 +418,7 @@ def _read_parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) 
         columns = [name for name in names if name in known] if is_text else None
         groups = None if part.end is None else list(range(part.start, part.end))
         batches = table.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False)
-        rows = (row for batch in batches for row in validate_content(part.path, batch).to_pylist())
+        rows = (row for batch in batches for row in validate_arrow_buffers(part.path, batch).to_pylist())
         yield from ((RowPosition(number), row) for number, row in enumerate(rows, start=1))
 
 

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
-from gaudi_bert.common.files import explain_os_errors, format_location, is_in_store, store_scheme
+from gaudi_bert.common.files import explain_os_errors, format_location, get_store_scheme, is_in_store
 from gaudi_bert.common.launch import handle_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -269,7 +269,9 @@ def _find_store_access(settings: PipelineSettings, store_urls: Sequence[str]) ->
     The mounts are the files that these variables name, `store.ca_file` and `store.scratch`.
     """
     variables: dict[str, str] = {}
-    for prefixes, usual_paths in [_STORE_CREDENTIALS.get(scheme, ((), {})) for scheme in {*map(store_scheme, store_urls)}]:
+    for prefixes, usual_paths in [
+        _STORE_CREDENTIALS.get(scheme, ((), {})) for scheme in {*map(get_store_scheme, store_urls)}
+    ]:
         variables |= {name: str(Path.home() / path) for name, path in usual_paths.items() if (Path.home() / path).exists()}
         variables |= {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
     variables |= {name: value for name, value in os.environ.items() if name.upper().startswith(_COMMON_VARIABLE_PREFIXES)}

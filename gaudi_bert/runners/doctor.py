@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import EXTRAS, GaudiBertError, install_command, supports_tensorflow
-from gaudi_bert.common.files import store_url
+from gaudi_bert.common.files import get_store_url
 from gaudi_bert.common.processor import Processor, read_processor
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -77,7 +77,7 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
     Returns:
         The result of the check. An error of the store makes it a failed result and is not raised.
     """
-    folder = store_url(url)
+    folder = get_store_url(url)
     name, content = f"gaudi-bert-doctor-{os.urandom(8).hex()}", os.urandom(64)
     # The settings may allow retries for many minutes, but here a user waits for the answer. So allow at most three attempts.
     objects = ObjectStore(settings.store.model_copy(update={"attempts": min(settings.store.attempts, 3)}))

@@ -28,7 +28,7 @@ from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError, require_libraries
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import format_location, is_in_store, resolve_location, write_text
-from gaudi_bert.common.launch import find_launch
+from gaudi_bert.common.launch import detect_launcher
 from gaudi_bert.common.progress import Reporter, format_seconds
 from gaudi_bert.config.options import check_option_combination
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -290,7 +290,7 @@ def _must_start_processes(settings: PipelineSettings) -> bool:
 
     This is the case if the settings request several processes and no launcher, such as mpirun, has started this process.
     """
-    return settings.resources.workers * settings.resources.processes_per_worker > 1 and find_launch() is None
+    return settings.resources.workers * settings.resources.processes_per_worker > 1 and detect_launcher() is None
 
 
 def _run_stage_in_processes(

@@ -28,9 +28,9 @@ from gaudi_bert.common.launch import (
     MASTER_ADDRESS,
     MASTER_PORT,
     ON_THIS_MACHINE,
-    Node,
+    TrainingNode,
+    detect_training_node,
     find_free_port,
-    find_node,
     handle_signals,
     torch_environment,
 )
@@ -202,7 +202,7 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
         StoppedError: The run was stopped by a signal.
     """
     process_count = settings.resources.workers * settings.resources.processes_per_worker
-    node = find_node()
+    node = detect_training_node()
     engine = _select_training_settings(settings, stage).engine
     is_tensorflow = engine == "tensorflow" or (engine == "auto" and find_spec("horovod") is not None)
     if node is None and settings.resources.cards and is_tensorflow:
@@ -258,7 +258,7 @@ def _assign_cores(resources: ResourceSettings, process_count: int) -> list[set[i
 
 @contextmanager
 def _prepare_rendezvous(
-    node: Node | None, settings: PipelineSettings, stage: str, process_count: int
+    node: TrainingNode | None, settings: PipelineSettings, stage: str, process_count: int
 ) -> Iterator[list[_Environment]]:
     """Yield the environment variables that let each training process on this machine connect to the others.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import file_identity
+from gaudi_bert.common.files import fingerprint_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, TaskSettings
@@ -261,7 +261,7 @@ class _RowReader:
             packings, notes = chosen.packings, (chosen.format_cost(),)
         elif packs_rows:
             packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
-        return _RowFile(TaskData(path, file_identity(path), rows, sequences, packings), notes)
+        return _RowFile(TaskData(path, fingerprint_file(path), rows, sequences, packings), notes)
 
 
 def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: ModelSizes, depth: int | str) -> RowLengths:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import InputTable, TooLong, TooLongRows, counts_to_json_fields
 from gaudi_bert.artefacts.packed import PackedTotals, TableMetadata
-from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, find_non_integer
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, find_index_of_invalid_integer
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -245,7 +245,7 @@ def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_
     _raise_for_first_row(
         part, too_long, f"expected 1 to {max_tokens} tokens, found {lengths[np.argmax(too_long)]}; {remedy}"
     )
-    wrong = find_non_integer(tokens.row_values, 0, MOST_TOKEN_ID)
+    wrong = find_index_of_invalid_integer(tokens.row_values, 0, MOST_TOKEN_ID)
     if wrong >= 0:
         row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
         reason = f"input_ids contains {tokens.row_values[wrong]}, but token ids must be between 0 and {MOST_TOKEN_ID}"
@@ -274,7 +274,7 @@ def _raise_for_first_row(part: TablePart, is_wrong: BoolArray, problem: str) -> 
 def convert_lists_to_numpy(path: Path, first_row: int, column_name: str, column: Any) -> ListValues:
     """Convert a pyarrow column of lists of numbers or booleans to numpy arrays.
 
-    The column must have been validated (`common.arrow.validate_content`), because pyarrow does not check the offsets.
+    The column must have been validated (`common.arrow.validate_arrow_buffers`), because pyarrow does not check the offsets.
 
     Args:
         path: The file, for messages.

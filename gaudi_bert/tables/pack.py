@@ -27,9 +27,9 @@ from gaudi_bert.artefacts.packed import PackedTotals, TableManifest, TableMetada
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, StageRun, require_complete
 from gaudi_bert.artefacts.shards import Shard, count_shards, divide_packs, shard_name
 from gaudi_bert.common.arrays import ByteArray
-from gaudi_bert.common.arrow import explain_unpackable_values, require_pyarrow
+from gaudi_bert.common.arrow import explain_arrow_cast_errors, require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import check_file_name, resolve_links
+from gaudi_bert.common.files import check_path_to_write, resolve_links
 from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.common.sampling import sample_packs
@@ -159,7 +159,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         rows, sequences, too_long = read_sequences(inputs, group_number, self.settings, threads=self.run.workers != 1)
         task.advance(rows.lengths.size / 2)
         packs, packing = _pack_group(sequences, self.settings, group_number)
-        with explain_unpackable_values(inputs.files[0]):
+        with explain_arrow_cast_errors(inputs.files[0]):
             shards = self._write_shards(PackLayout.from_settings(inputs.columns, self.settings), group_number, rows, packs)
         remove_local_copies(*(self.folder / shard.name for shard in shards))
         task.advance(rows.lengths.size / 2)
@@ -243,7 +243,7 @@ def _open_locally(source: str | Path, out: Path, store: StoreSettings | None) ->
         (the table, the folder of the packs). Files that are completed in the folder are uploaded if `out` is a URL.
     """
     require_pyarrow()
-    check_file_name(out)
+    check_path_to_write(out)
     with open_local_copy(source, store) as table, mirror_folder(out, store) as folder:
         yield table, folder
 

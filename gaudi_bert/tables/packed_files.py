@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.packed import TableManifest, TableMetadata
 from gaudi_bert.artefacts.shards import Shard, check_shard_sizes
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, Int32Array, IntArray
-from gaudi_bert.common.arrow import check_column_names, open_parquet, require_pyarrow, validate_content
+from gaudi_bert.common.arrow import open_parquet, require_pyarrow, require_utf8_column_names, validate_arrow_buffers
 from gaudi_bert.common.compiled import kernel_without_refcounts
 from gaudi_bert.common.crc32c import append_crc, crc32c
 from gaudi_bert.common.errors import InputError
@@ -379,7 +379,7 @@ class TableFiles(ShardFiles["_Footer"]):
         """Read and check one row group of a file, and return its columns as numpy arrays by name."""
         pyarrow = require_pyarrow()
         with open_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
-            table = validate_content(self.paths[file], opened.read_row_group(number))
+            table = validate_arrow_buffers(self.paths[file], opened.read_row_group(number))
         self._check_file_crc32c(file, number)
         columns = {}
         for name in table.column_names:
@@ -430,7 +430,7 @@ def _read_footer(path: Path) -> _Footer:
     """Read the footer of a file, and check that it is a packed table."""
     types = require_pyarrow().types
     with open_parquet(path, memory_map=True) as file:
-        schema, metadata = check_column_names(path, file.schema_arrow), file.metadata
+        schema, metadata = require_utf8_column_names(path, file.schema_arrow), file.metadata
     for name in _REQUIRED_COLUMNS:
         if name not in schema.names:
             raise InputError(

@@ -14,7 +14,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gaudi_bert.common.arrow import check_column_names, explain_arrow_errors, open_parquet, require_pyarrow, validate_content
+from gaudi_bert.common.arrow import (
+    explain_arrow_errors,
+    open_parquet,
+    require_pyarrow,
+    require_utf8_column_names,
+    validate_arrow_buffers,
+)
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import LONGEST_ROW_BYTES, check_regular_file, explain_os_errors, open_file
 from gaudi_bert.corpus.documents import open_text
@@ -104,9 +110,9 @@ def read_table_schema(path: Path) -> Any:
         if _is_parquet(path):
             from pyarrow import parquet
 
-            return check_column_names(path, parquet.read_schema(check_regular_file(path)))
+            return require_utf8_column_names(path, parquet.read_schema(check_regular_file(path)))
         with pyarrow.OSFile(str(check_regular_file(path))) as source:
-            return check_column_names(path, _open_arrow(source).schema)
+            return require_utf8_column_names(path, _open_arrow(source).schema)
 
 
 def list_parts(path: Path, columns: Collection[str], max_rows: int, max_bytes: int) -> list[TablePart]:
@@ -218,12 +224,14 @@ def _read_parquet_parts(path: Path, parts: Sequence[TablePart], columns: Sequenc
             step = next(iter(by_start.values())).step
             if table.metadata.row_group(number).num_rows <= step:
                 whole = table.read_row_group(number, columns=list(columns), use_threads=threads)
-                yield _check_row_count(by_start[0], validate_content(path, whole))
+                yield _check_row_count(by_start[0], validate_arrow_buffers(path, whole))
                 continue
             batches = table.iter_batches(step, row_groups=[number], columns=list(columns), use_threads=threads)
             for start, batch in zip(range(0, max(by_start) + 1, step), batches, strict=False):
                 if start in by_start:
-                    yield _check_row_count(by_start[start], pyarrow.Table.from_batches([validate_content(path, batch)]))
+                    yield _check_row_count(
+                        by_start[start], pyarrow.Table.from_batches([validate_arrow_buffers(path, batch)])
+                    )
 
 
 def _open_arrow(source: Any) -> Any:
@@ -245,7 +253,7 @@ def _read_arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
         is_file = hasattr(reader, "num_record_batches")
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         for batch in batches:
-            yield validate_content(path, batch.select(list(columns)))
+            yield validate_arrow_buffers(path, batch.select(list(columns)))
 
 
 def _read_arrow_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:

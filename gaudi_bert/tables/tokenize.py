@@ -38,7 +38,7 @@ from gaudi_bert.artefacts.mirrored_folder import (
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, require_libraries
-from gaudi_bert.common.files import atomic_file, check_file_name
+from gaudi_bert.common.files import atomic_file, check_path_to_write
 from gaudi_bert.common.progress import Task, format_count
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, compute_source_identity, find_sources
@@ -95,7 +95,7 @@ def tokenize_texts(
         InputError: There is no text, a text cannot be read, or it is too long under the policy "error".
     """
     require_libraries(["pyarrow", "tokenizers"], "tokenize")
-    check_file_name(out)
+    check_path_to_write(out)
     with open_local_copies([*texts, tokenizer], run.store) as copies, mirror_folder(out, run.store) as folder:
         *files, model = [str(copy) for copy in copies]
         library = read_tokenizer(Path(model))

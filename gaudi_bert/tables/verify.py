@@ -24,7 +24,7 @@ from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, 
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
-from gaudi_bert.common.arrow import check_column_names, explain_arrow_errors, require_pyarrow, validate_content
+from gaudi_bert.common.arrow import explain_arrow_errors, require_pyarrow, require_utf8_column_names, validate_arrow_buffers
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_regular_file, format_location, is_in_store
 from gaudi_bert.config.pipeline import section_from_mapping
@@ -318,7 +318,7 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
             shard = parquet.ParquetFile(check_regular_file(path))
         empty = io.BytesIO()  # write and read the schema, because Parquet changes some types, such as seconds
         parquet.ParquetWriter(empty, layout.build_schema()).close()
-        stored, expected = check_column_names(path, shard.schema_arrow), parquet.read_schema(empty)
+        stored, expected = require_utf8_column_names(path, shard.schema_arrow), parquet.read_schema(empty)
         if stored.names != expected.names or not all(map(is_same_type, stored.types, expected.types)):
             raise FailedError(
                 f"{path}: expected the columns {', '.join(expected.names)} with their types, found "
@@ -329,7 +329,7 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
             for number in range(shard.num_row_groups):
                 with explain_arrow_errors(path):
                     table = shard.read_row_group(number)
-                yield _read_checked_packs(path, layout, first, validate_content(path, table))
+                yield _read_checked_packs(path, layout, first, validate_arrow_buffers(path, table))
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error

@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copie
 from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import is_in_store, open_file, store_url
+from gaudi_bert.common.files import get_store_url, is_in_store, open_file
 from gaudi_bert.common.processor import read_processor
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.options import check_option_combination
@@ -165,8 +165,8 @@ def _copy_files_locally(
     Raises:
         InputError: The predictions would overwrite the rows.
     """
-    if is_in_store(data) and is_in_store(out) and store_url(data) == store_url(out):
-        raise InputError(f"{store_url(out)}: the URL is also the input; pass another URL to --out")
+    if is_in_store(data) and is_in_store(out) and get_store_url(data) == get_store_url(out):
+        raise InputError(f"{get_store_url(out)}: the URL is also the input; pass another URL to --out")
     with open_local_copies((model, data), store) as (weights, rows), mirror_folder(Path(out).parent, store) as folder:
         answers = str(folder / Path(out).name) if is_in_store(out) else out
         rows_file = str(rows) if is_in_store(data) else data

@@ -28,7 +28,7 @@ from gaudi_bert.common.files import (
     atomic_file,
     exclusive_lock,
     explain_os_errors,
-    file_identity,
+    fingerprint_file,
     hidden_path_beside,
     move_finished_file,
 )
@@ -123,7 +123,7 @@ class RowSource:
             options: The options that affect the predictions.
             model_identity: The identity of the weights.
         """
-        data = "standard input" if self.is_pipe else file_identity(Path(self.file))
+        data = "standard input" if self.is_pipe else fingerprint_file(Path(self.file))
         inputs = {"model": model_identity, "tokenizer": self.tokenizer.sha256, "data": data}
         task = self.settings.model_dump(mode="json", exclude_defaults=True)
         return Signature(stage, {**options, "task": task}, inputs)

@@ -19,7 +19,7 @@ from safetensors.numpy import save
 
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError, install_command, shorten
-from gaudi_bert.common.files import atomic_file, check_model_exists, file_identity, read_json, write_json
+from gaudi_bert.common.files import atomic_file, check_model_exists, fingerprint_file, read_json, write_json
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.bundled import MODELS, find_preset_name
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -235,7 +235,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
         sizes = find_model_sizes(read_encoder_config(folder / "config.json"), head)
         other, name, values, fresh = read_encoder_weights(folder, head, head_may_be_missing=allow_missing_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
-        identity = " ".join(map(file_identity, sorted(files)))
+        identity = " ".join(map(fingerprint_file, sorted(files)))
         return StartWeights(folder, f"{other.model_type} of transformers", other, sizes, name, values, fresh, identity)
     weights = read_weights(path)
     if weights.config is None:

@@ -33,7 +33,7 @@ from gaudi_bert.artefacts.verification import Conversion, conversion_path
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature
-from gaudi_bert.common.files import atomic_file, exclusive_lock, is_in_store, resolve_links, store_url, write_json
+from gaudi_bert.common.files import atomic_file, exclusive_lock, get_store_url, is_in_store, resolve_links, write_json
 from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packs.verify import PackedFolder
@@ -117,8 +117,8 @@ def _check_folders(packed: Path, out: Path) -> None:
     for location in (packed, out):
         if is_in_store(location):
             raise InputError(
-                f"{store_url(location)}: only local folders can be converted; copy the packed folder to this machine, and"
-                " pass a local output folder"
+                f"{get_store_url(location)}: only local folders can be converted; copy the packed folder to this machine, "
+                "and pass a local output folder"
             )
     if resolve_links(out) in (resolve_links(packed), *resolve_links(packed).parents):
         raise InputError(f"{out}: the output folder must not contain the packed folder; choose another output folder")

@@ -25,7 +25,7 @@ from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.artefacts.pack_kinds import check_no_row_tables
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explain_os_errors, format_location, is_in_store, open_file, resolve_links, store_url
+from gaudi_bert.common.files import explain_os_errors, format_location, get_store_url, is_in_store, open_file, resolve_links
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5_ENDINGS
 
@@ -174,7 +174,7 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
     if not is_in_store(records):
         yield RecordInputs(str(records), get_records_folder(records), list_record_files(records), find_vocabulary(records))
         return
-    url, pattern = store_url(records), "*"
+    url, pattern = get_store_url(records), "*"
     parent, _, name = url.rpartition("/")
     # If the URL names a single object or contains wildcards, list the parent folder, and select the objects whose names
     # match.
@@ -192,7 +192,7 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
         }
         if not sizes:
             raise InputError(
-                f"{store_url(records)}: the URL contains no record files, or the bucket does not exist; check the URL"
+                f"{get_store_url(records)}: the URL contains no record files, or the bucket does not exist; check the URL"
             )
         _check_one_format(records, sizes)
         vocabulary = root / "vocab.txt"

@@ -26,7 +26,14 @@ from gaudi_bert.artefacts.results import PackResult, PlainResult, StageOutput, S
 from gaudi_bert.artefacts.shards import IndexArray, Shard, divide_packs, index_path, shard_name, write_index
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
-from gaudi_bert.common.files import check_file_name, format_location, is_in_store, read_text, resolve_links, store_url
+from gaudi_bert.common.files import (
+    check_path_to_write,
+    format_location,
+    get_store_url,
+    is_in_store,
+    read_text,
+    resolve_links,
+)
 from gaudi_bert.common.processor import choose_worker_count, map_in_threads
 from gaudi_bert.common.progress import Task, format_bytes, format_count
 from gaudi_bert.common.sampling import sample_packs
@@ -73,7 +80,7 @@ def pack_records(
         InputError: The run is only a part, `out` is the folder of the records, or the input is invalid.
         FailedError: The verification fails.
     """
-    check_file_name(out)
+    check_path_to_write(out)
     if not run.does_all_parts:
         raise InputError(
             f"{out}: `pack` cannot pack a part of the records; use `histogram`, `plan` and `write` to share the work"
@@ -129,7 +136,7 @@ def _check_separate_folders(records: str | Path, out: Path) -> None:
         InputError: Both are the same folder.
     """
     if is_in_store(records) or is_in_store(out):
-        same = is_in_store(records) and is_in_store(out) and store_url(records) == store_url(out)
+        same = is_in_store(records) and is_in_store(out) and get_store_url(records) == get_store_url(out)
     else:
         same = resolve_links(get_records_folder(records)) == resolve_links(out)
     if same:

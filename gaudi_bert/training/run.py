@@ -38,7 +38,7 @@ from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explain_os_errors, read_json, write_json, write_text
-from gaudi_bert.common.launch import find_launch, is_first_process, processes_share_folders
+from gaudi_bert.common.launch import detect_launcher, is_first_process, processes_share_folders
 from gaudi_bert.common.processor import count_usable_cores
 from gaudi_bert.common.progress import Reporter, redirect_native_output
 from gaudi_bert.config.options import check_option_combination
@@ -209,7 +209,7 @@ def run_job(
     with mirror_folder(Path(out), settings.store) as folder:
         chosen = _choose_run_engine(section, is_bert, folder, overwrite)
         say, reporter = reporter.say, reporter if is_first_process() else Reporter(quiet=True)
-        launch = find_launch()
+        launch = detect_launcher()
         processes = launch.size if launch is not None else 1
         if dry_run and processes == 1:  # without a launcher, plan for the number of processes in the settings
             processes = settings.resources.workers * settings.resources.processes_per_worker

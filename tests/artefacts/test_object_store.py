@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_bert.artefacts.object_store import PART_BYTES, ObjectStore
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import format_location, is_in_store, resolve_location, store_url
+from gaudi_bert.common.files import format_location, get_store_url, is_in_store, resolve_location
 from gaudi_bert.config.places import StoreSettings
 from tests.builders.s3_server import FAULTS, S3Server, faulty_proxy, quick
 
@@ -19,13 +19,13 @@ def test_places_in_a_store_are_paths_too() -> None:
     work = Path("s3://bucket/work")
     assert is_in_store(work)
     assert format_location(work / "demo" / "plan.json") == "s3://bucket/work/demo/plan.json"
-    assert store_url("gs://bucket/a/") == "gs://bucket/a"
+    assert get_store_url("gs://bucket/a/") == "gs://bucket/a"
     assert resolve_location(Path("/pipelines"), "s3://bucket/text") == Path("s3://bucket/text")
     assert resolve_location(Path("/pipelines"), "text") == Path("/pipelines/text")
     assert not any(is_in_store(place) for place in ("work", "/work", "./s3:/x", "c:", "s3:", "s3://"))
     # Credentials in a URL are refused, and not repeated.
     with pytest.raises(InputError, match="credentials") as caught:
-        store_url("s3://key:secret@bucket/x")
+        get_store_url("s3://key:secret@bucket/x")
     assert "secret" not in str(caught.value)
 
 

@@ -41,10 +41,10 @@ def kill_at(path: Path, command: list[str]) -> None:
 
 
 def run_commands(commands: list[list[str]], out: Path) -> None:
-    from gaudi_bert.common.launch import find_launch  # the launcher below needs nothing of ours
+    from gaudi_bert.common.launch import detect_launcher  # the launcher below needs nothing of ours
     from tests.builders.command_line import run_command
 
-    launch = find_launch()
+    launch = detect_launcher()
     assert launch is not None, "not started by a launcher"
     endings = []
     for command in commands:

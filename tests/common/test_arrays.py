@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.arrays import draw_random_uint64, find_non_integer, permutation
+from gaudi_bert.common.arrays import draw_random_uint64, find_index_of_invalid_integer, permutation
 from tests.builders.properties import examples
 
 
@@ -42,7 +42,7 @@ def test_the_first_number_that_would_wrap_is_found(values: list[int], kind: str)
     array = np.array(fitting, kind)
     held = [int(value) for value in array]  # what a narrow float made of it
     wrong = [index for index, value in enumerate(held) if not -2 <= value <= 7]
-    assert find_non_integer(array, -2, 7) == (wrong[0] if wrong else -1)
+    assert find_index_of_invalid_integer(array, -2, 7) == (wrong[0] if wrong else -1)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,6 @@ def test_the_first_number_that_would_wrap_is_found(values: list[int], kind: str)
     ],
 )
 def test_what_is_no_number_or_does_not_fit_is_found(values: np.ndarray) -> None:
-    assert find_non_integer(values, 0, 2**31 - 1) == 1
+    assert find_index_of_invalid_integer(values, 0, 2**31 - 1) == 1
     for kind in ("?", "U3", "M8[s]", "c8"):  # which hold no whole numbers
-        assert [find_non_integer(np.zeros(size, kind), 0, 7) for size in (2, 0)] == [0, -1]
+        assert [find_index_of_invalid_integer(np.zeros(size, kind), 0, 7) for size in (2, 0)] == [0, -1]

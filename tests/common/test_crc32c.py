@@ -8,7 +8,7 @@ import pytest
 import tests.oracles.wire as naive
 from gaudi_bert.common import crc32c as engine
 
-WAYS = [engine.BY_TABLES, *([engine.BY_INSTRUCTIONS] if engine.HAS_INSTRUCTIONS else [])]
+WAYS = [engine.TABLE_CRC_FUNCTIONS, *([engine.HARDWARE_CRC_FUNCTIONS] if engine.HAS_CRC_INSTRUCTIONS else [])]
 
 
 SIZES = [*range(60), 95, 96, 97, 1000, 12_287, 12_288, 12_289, 25_000]

@@ -19,7 +19,7 @@ from gaudi_bert.common.files import (
     check_regular_file,
     exclusive_lock,
     explain_os_errors,
-    file_identity,
+    fingerprint_file,
     open_file,
     read_file,
     read_json,
@@ -224,5 +224,5 @@ def test_a_file_without_permission_is_not_missing() -> None:
         path = folder / "x"
         path.write_text("a")
         with unreadable(path), pytest.raises(InputError, match="x: cannot read: Permission denied"):
-            file_identity(path)
-        assert file_identity(path).startswith("x:")
+            fingerprint_file(path)
+        assert fingerprint_file(path).startswith("x:")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.launch import parse_part
+from gaudi_bert.common.launch import parse_shard_option
 
 
 def slurm(task: int, first: int, last: int, count: int | None = None, step: int = 1) -> dict[str, str]:
@@ -19,21 +19,25 @@ def slurm(task: int, first: int, last: int, count: int | None = None, step: int 
     ("text", "part"), [("0/1", (0, 1)), ("6/7", (6, 7)), ("00/16", (0, 16)), ("99999/100000", (99999, 100000))]
 )
 def test_a_given_part_is_taken_whatever_the_environment_says(text: str, part: tuple[int, int]) -> None:
-    assert parse_part(text, {}) == part
-    assert parse_part(text, {**slurm(3, 0, 7), "JOB_COMPLETION_INDEX": "2"}) == part
+    assert parse_shard_option(text, {}) == part
+    assert parse_shard_option(text, {**slurm(3, 0, 7), "JOB_COMPLETION_INDEX": "2"}) == part
 
 
 @pytest.mark.parametrize("first", [0, 1, 17])
 def test_the_tasks_of_an_array_are_counted_from_its_first(first: int) -> None:
-    parts = [parse_part("auto", slurm(task, first, first + 4)) for task in range(first, first + 5)]
+    parts = [parse_shard_option("auto", slurm(task, first, first + 4)) for task in range(first, first + 5)]
     assert parts == [(0, 5), (1, 5), (2, 5), (3, 5), (4, 5)]
 
     without_step = {name: value for name, value in slurm(9, 8, 9).items() if name != "SLURM_ARRAY_TASK_STEP"}
-    assert parse_part("auto", without_step) == (1, 2)
+    assert parse_shard_option("auto", without_step) == (1, 2)
 
 
 def test_the_pods_of_an_indexed_job_are_counted_by_their_index() -> None:
-    assert [parse_part("auto/3", {"JOB_COMPLETION_INDEX": str(index)}) for index in range(3)] == [(0, 3), (1, 3), (2, 3)]
+    assert [parse_shard_option("auto/3", {"JOB_COMPLETION_INDEX": str(index)}) for index in range(3)] == [
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,6 @@ def test_the_pods_of_an_indexed_job_are_counted_by_their_index() -> None:
 )
 def test_what_is_no_part_is_refused_in_one_line(text: str, found: dict[str, str], said: str) -> None:
     with pytest.raises(InputError, match=said) as caught:
-        parse_part(text, found)
+        parse_shard_option(text, found)
     assert str(caught.value).startswith(f"--shard {text}: ")
     assert "\n" not in str(caught.value)

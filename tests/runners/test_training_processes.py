@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
-from gaudi_bert.common.launch import Launch, find_launch, find_node
+from gaudi_bert.common.launch import LauncherInfo, detect_launcher, detect_training_node
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
 from gaudi_bert.runners import training_processes
 from gaudi_bert.runners.training_processes import (
@@ -82,7 +82,7 @@ def test_a_pod_starts_the_ranks_of_its_cards_whatever_launchers_are_there(
         wanted = {"RANK": rank, "WORLD_SIZE": "6", "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": "2"}
         wanted |= {"MASTER_ADDR": "first", "MASTER_PORT": "99"}
         assert told.items() >= wanted.items()
-        assert find_launch(told) == Launch("torchrun", int(rank), 6), "its own number counts, not the pod's"
+        assert detect_launcher(told) == LauncherInfo("torchrun", int(rank), 6), "its own number counts, not the pod's"
     with pytest.raises(FailedError, match=r"train: rank 3 of 6 \(process \d+\) was killed by SIGKILL"):
         run_training_processes(
             settings,
@@ -92,15 +92,15 @@ def test_a_pod_starts_the_ranks_of_its_cards_whatever_launchers_are_there(
 
 
 def test_a_pod_of_one_process_is_a_rank_itself() -> None:
-    assert find_launch({**NODE, "PET_NPROC_PER_NODE": "1"}) == Launch("Kubernetes", 1, 3)
-    assert find_launch(NODE) is None, "it starts two"
-    assert find_node(NODE) is not None
-    assert find_node({**NODE, "RANK": "0"}) is None, "it is a rank of the node"
-    assert find_node({name: value for name, value in NODE.items() if name != "PET_NODE_RANK"}) is None
+    assert detect_launcher({**NODE, "PET_NPROC_PER_NODE": "1"}) == LauncherInfo("Kubernetes", 1, 3)
+    assert detect_launcher(NODE) is None, "it starts two"
+    assert detect_training_node(NODE) is not None
+    assert detect_training_node({**NODE, "RANK": "0"}) is None, "it is a rank of the node"
+    assert detect_training_node({name: value for name, value in NODE.items() if name != "PET_NODE_RANK"}) is None
     with pytest.raises(
         InputError, match="PET_NODE_RANK=3, PET_NNODES=3, PET_NPROC_PER_NODE=2, PET_MASTER_PORT=99: must be "
     ):
-        find_node({**NODE, "PET_NODE_RANK": "3"})
+        detect_training_node({**NODE, "PET_NODE_RANK": "3"})
 
 
 def test_processes_are_bound_to_cores_of_their_own_where_the_pipeline_says_so(tmp_path: Path) -> None:

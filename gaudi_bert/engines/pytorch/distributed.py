@@ -28,7 +28,7 @@ from torch.nn import Parameter
 
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, Launch, find_launch, find_node
+from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, LauncherInfo, detect_launcher, detect_training_node
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, DeviceKind
@@ -160,10 +160,10 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
         InputError: The launcher was used wrongly, or the port is in use.
         FailedError: The processes cannot connect.
     """
-    node = find_node()
+    node = detect_training_node()
     if node is not None and node.processes == 1:
         os.environ.update(node.torch_variables(0))
-    launch = find_launch()
+    launch = detect_launcher()
     if launch is None or launch.size == 1:
         return Communicator()
     process_name = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
@@ -216,7 +216,7 @@ _LOCAL_RANK_VARIABLES = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LO
 
 def find_local_rank() -> int:
     """Return the number of this process on its host, from 0. It is also the number of the card that the process uses."""
-    launch = find_launch()
+    launch = detect_launcher()
     return _read_first_numeric_variable(_LOCAL_RANK_VARIABLES, launch.rank if launch is not None else 0)
 
 
@@ -225,7 +225,7 @@ def _read_first_numeric_variable(names: Sequence[str], default: int) -> int:
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
 
-def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) -> None:
+def _set_rendezvous_address(launch: LauncherInfo, local_size: int, process_name: str) -> None:
     """Set MASTER_ADDR and MASTER_PORT to the address of rank 0, unless these environment variables are already set.
 
     Raises:
@@ -280,7 +280,7 @@ def _wait_while(process_name: str, watchdog: Watchdog, describe_cause: Callable[
         time.sleep(_POLL_SECONDS)
 
 
-def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
+def rendezvous(launch: LauncherInfo, max_seconds: float, watchdog: Watchdog) -> Any:
     """Wait until all processes of a launch have connected to rank 0, and return the key-value store that they share.
 
     Args:
@@ -324,7 +324,7 @@ def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
     return store
 
 
-def _open_store(launch: Launch, max_seconds: float, watchdog: Watchdog, host: str, port: int) -> Any:
+def _open_store(launch: LauncherInfo, max_seconds: float, watchdog: Watchdog, host: str, port: int) -> Any:
     """Open and return the key-value store of torch.distributed. Rank 0 hosts the store, unless torchrun already does."""
 
     def describe_connection_failure() -> str | None:

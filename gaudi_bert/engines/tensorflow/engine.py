@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.launch import find_launch
+from gaudi_bert.common.launch import detect_launcher
 from gaudi_bert.common.processor import count_usable_cores
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
@@ -186,7 +186,7 @@ class _HorovodProcess(ConnectedProcess):
 
 def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
     """Use Horovod to connect the processes that a launcher started. See `Engine.connect_processes`."""
-    launch = find_launch()
+    launch = detect_launcher()
     if launch is None or launch.size == 1:
         return Communicator()
     process_name = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
-from gaudi_bert.common.launch import Launch, find_free_port
+from gaudi_bert.common.launch import LauncherInfo, find_free_port
 from gaudi_bert.engines.pytorch import distributed
 from gaudi_bert.engines.pytorch.distributed import rendezvous
 from gaudi_bert.engines.watchdog import Watchdog
@@ -31,7 +31,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
 def end_of(rank: int, size: int, seconds: float = 30) -> GaudiBertError | None:
     """The error that the meeting ends with in one rank; None if it has met the others."""
     try:
-        rendezvous(Launch("torchrun", rank, size), seconds, Watchdog("a test", 60.0))
+        rendezvous(LauncherInfo("torchrun", rank, size), seconds, Watchdog("a test", 60.0))
     except GaudiBertError as error:
         return error
     return None
@@ -39,7 +39,9 @@ def end_of(rank: int, size: int, seconds: float = 30) -> GaudiBertError | None:
 
 def test_ranks_meet(port: int) -> None:
     with ThreadPoolExecutor(3) as pool:
-        stores = list(pool.map(lambda rank: rendezvous(Launch("torchrun", rank, 3), 30, Watchdog("a test", 60.0)), range(3)))
+        stores = list(
+            pool.map(lambda rank: rendezvous(LauncherInfo("torchrun", rank, 3), 30, Watchdog("a test", 60.0)), range(3))
+        )
     assert all(store.check([f"here/{rank}" for rank in range(3)]) for store in stores)
 
 
@@ -77,13 +79,13 @@ def test_a_port_in_use_is_a_wrong_setting(port: int) -> None:
 # A rank in a process of its own. SIGTERM interrupts, as in a command.
 RANK = """
 import signal, sys
-from gaudi_bert.common.launch import Launch
+from gaudi_bert.common.launch import LauncherInfo
 from gaudi_bert.engines.pytorch.distributed import rendezvous
 from gaudi_bert.engines.watchdog import Watchdog
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 print("ready", flush=True)
 with Watchdog("rank " + sys.argv[1], float(sys.argv[2])) as watchdog:
-    rendezvous(Launch("torchrun", int(sys.argv[1]), 3), 60, watchdog)
+    rendezvous(LauncherInfo("torchrun", int(sys.argv[1]), 3), 60, watchdog)
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.launch import Launch, find_launch
+from gaudi_bert.common.launch import LauncherInfo, detect_launcher
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.engines.tensorflow import set_tensorflow_environment
@@ -133,13 +133,13 @@ def test_every_launcher_is_known_and_without_horovod_a_rank_of_several_says_so(m
     assert connect_processes(SETTINGS, {}) == Communicator()
     launch(monkeypatch, launcher, 1, 2)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
-    assert find_launch() == Launch(launcher, 1, 2)
+    assert detect_launcher() == LauncherInfo(launcher, 1, 2)
     with pytest.raises(InputError, match=f"rank 1 of 2, started by {launcher}: .*make setup-horovod"):
         connect_processes(SETTINGS, {})
     first, second = LAUNCHERS[launcher]
     for rank, size in (("2", "2"), ("x", "2")):
         with pytest.raises(InputError, match=f"{first}={rank}, {second}={size}"):
-            find_launch({first: rank, second: size})
+            detect_launcher({first: rank, second: size})
 
 
 def test_horovod_without_mpi_under_mpirun_and_one_that_cannot_connect_are_told(monkeypatch) -> None:
