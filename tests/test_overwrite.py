@@ -284,7 +284,7 @@ def test_another_artefact_of_ours_is_not_replaced(place: Path) -> None:
     assert "plan.json: " in line
     assert ".npy, .parquet, .jsonl" in line
     line = rejected(place, ["evaluate", "--data", "packed", "--checkpoint", "run", "--out", "plan.json"])
-    assert "plan.json: already exists, but no settings file shows that `gaudi-bert evaluate` wrote this file" in line
+    assert "plan.json: already exists, and no settings file shows that `gaudi-bert evaluate` wrote this file" in line
     assert everything_below(place) == before
 
 

@@ -194,8 +194,8 @@ def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: b
         if visible:
             problem = "already exists" if visible[0] == artefact else f"already contains {visible[0].name}"
             raise InputError(
-                f"{artefact}: {problem}, but no settings file shows that `{owned.command}` wrote this {kind}; choose "
-                f"another {kind}"
+                f"{artefact}: {problem}, and no settings file shows that `{owned.command}` wrote this {kind}, so "
+                f"nothing is overwritten; choose another {kind}"
             )
     elif foreign and (overwrite or artefact in foreign):
         raise InputError(

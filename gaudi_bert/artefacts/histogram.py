@@ -152,7 +152,7 @@ class HistogramFile(Artefact):
                     )
             if parts_with_files and part.files is None:
                 raise InputError(
-                    f"{path}: the histogram has no counts per file, unlike the others; create it with `gaudi-bert histogram`"
+                    f"{path}: the histogram has no counts per file, but others have; create it with `gaudi-bert histogram`"
                 )
         counts = np.sum([part.counts for part in parts], axis=0, dtype=np.int64).tolist()
         if not any(counts):

@@ -67,7 +67,7 @@ class Verification(ExtensibleArtefact):
         stored = cls.read(path)
         if stored.packs_sha256 != metadata.compute_packs_sha256() or stored.sequences != metadata.sequences:
             raise InputError(
-                f"{cls.json_path_in(path)}: the verification belongs to other packs than metadata.json; {cls.remedy}"
+                f"{cls.json_path_in(path)}: the file verifies packs that differ from those in metadata.json; {cls.remedy}"
             )
         return stored
 

@@ -28,7 +28,7 @@ def estimate(
     depths: Annotated[str, typer.Option(help="The depths to compare.")] = "1,2,3,4,8,max",
     algorithms: Annotated[str, typer.Option(help="The algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     max_sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Number of slots in a pack; default: as SOURCE says.", show_default=False)
+        int | None, typer.Option(min=1, help="Number of slots in a pack; default: taken from SOURCE.", show_default=False)
     ] = None,
     input_column: Annotated[
         str, typer.Option(metavar="NAME", help="Tables: column that contains the token ids.")
@@ -329,7 +329,7 @@ def verify(
     packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
     shard: arguments.Shard = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="After all parts are verified, check them and write verification.json.")
+        bool, typer.Option("--finish", help="After all parts are verified, combine the results and write verification.json.")
     ] = False,
     workers: arguments.Workers = None,
     json: arguments.Json = False,

@@ -116,7 +116,7 @@ def export(
 
 Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and a tokenizer.", show_default=False)]
 _MaxSequenceLength = Annotated[
-    int | None, typer.Option(help="Largest number of tokens in a row; default: as the model folder says.")
+    int | None, typer.Option(help="Largest number of tokens in a row; default: taken from the model folder.")
 ]
 Precision = Annotated[
     str, typer.Option(metavar="[float32|bfloat16|bfloat16-always]", help="The precision of matrix products.")
@@ -223,16 +223,16 @@ def embed(
         str | None,
         typer.Option(
             metavar="[cls|mean|max]",
-            help="How the vectors of the tokens become one vector; default: as the model folder says, or mean.",
+            help="How the vectors of the tokens become one vector; default: taken from the model folder, or mean.",
         ),
     ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; default: as the model folder says."),
+        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; default: taken from the model folder."),
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Text to put before each text; default: as the model folder says, or none."),
+        typer.Option(metavar="TEXT", help="Text to put before each text; default: taken from the model folder, or none."),
     ] = None,
     prompt_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The name of one of the model folder's prompts, such as query.")

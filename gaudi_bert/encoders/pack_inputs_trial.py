@@ -263,7 +263,7 @@ def _find_pack_inputs_of_copy(
             pack_inputs = replace(pack_inputs, longest_sequence=_find_longest_sequence(model, pack_inputs))
             right, difference = _find_working_mask_format(model, config, pack_inputs, target)
     except MODEL_ERRORS as error:
-        reason = str(error) if isinstance(error, InputError) else "the model fails on a few tokens"
+        reason = str(error) if isinstance(error, InputError) else "the model raises an error for a short input"
         raise InputError(_format_rejection(config, reason)) from error
     if right is None:
         lacks = "" if pack_inputs.takes_positions else "the model accepts no position_ids, and "
@@ -392,7 +392,9 @@ def _find_working_mask_format(
     length, longest = choose_trial_length(model.config, pack_inputs.position_offset), pack_inputs.longest_sequence
     window = _find_attention_window(model.config) or 0
     if window >= length:
-        raise InputError(f"its attention window of {window} tokens has no effect in the trial, which has {length} positions")
+        raise InputError(
+            f"an attention window of {window} tokens cannot be tested, because the test uses only {length} positions"
+        )
     packed, last = [], ""
     for form in _list_mask_formats(model, pack_inputs):
         formed = form(model.config)

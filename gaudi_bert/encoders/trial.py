@@ -140,9 +140,9 @@ def temporary_evaluation_mode(model: transformers.PreTrainedModel) -> Iterator[N
         with make_computation_reproducible(sum(weights.numel() for weights in model.parameters()) < _LARGE_MODEL_WEIGHTS):
             yield
     except MODEL_ERRORS as error:
-        reason = str(error) if isinstance(error, InputError) else "the model fails on a few tokens"
+        reason = str(error) if isinstance(error, InputError) else "the model raises an error for a short input"
         if getattr(model.config, "output_router_logits", False):
-            reason += "; the load-balancing loss supports no packs: set model.config.output_router_logits = False"
+            reason += "; the load-balancing loss does not support packs: set model.config.output_router_logits = False"
         raise InputError(f"{type(model).__name__}: the model cannot be tested: {reason}") from error
     finally:
         for module, mode in modes.items():
@@ -461,7 +461,10 @@ def build_small_copy(
             reasons.append(explain_library_error(error))
         else:
             return model
-    raise InputError(f"model type {config.model_type!r}: no small copy can be built for trials ({reasons[0]})")
+    raise InputError(
+        f"model type {config.model_type!r}: packs cannot be tested, because no small copy of the model can be built "
+        f"({reasons[0]})"
+    )
 
 
 def _build_model(config: transformers.PretrainedConfig, model_class: type[Any] | None) -> Any:

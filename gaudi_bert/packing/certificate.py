@@ -123,7 +123,9 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
     worth = sum_prices(certificate.prices, length_counts)
     bound = -(-worth // max_pack_price) if max_pack_price else 0
     if bound < certificate.bound:
-        raise FailedError(f"the prices prove only {bound} packs, but the certificate claims {certificate.bound}")
+        raise FailedError(
+            f"the prices prove a lower bound of only {bound} packs, but the certificate claims {certificate.bound}"
+        )
     return bound
 
 

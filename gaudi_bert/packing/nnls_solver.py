@@ -103,8 +103,8 @@ def solve_nnls(
     max_length = len(target)
     if max_length > MAX_NNLS_LENGTH:
         raise InputError(
-            f"this algorithm supports packs of at most {MAX_NNLS_LENGTH} tokens, but they have {max_length}; use nnls or "
-            "optimal"
+            f"this algorithm supports packs of at most {MAX_NNLS_LENGTH} tokens, but these packs have {max_length}; use "
+            "nnls or optimal"
         )
     budget = WorkBudget() if budget is None else budget
     depth = max(1, min(depth, max_length))

@@ -342,7 +342,7 @@ def _combine_part_verifications(
     packs_sha256 = folder.metadata.compute_packs_sha256()
     outdated = [path for path, proof in zip(part_paths, proofs, strict=True) if proof.packs_sha256 != packs_sha256]
     if outdated or sum(proof.groups for proof in proofs) != len(folder.group_numbers):
-        problem = f"{outdated[0].name} belongs to other packs" if outdated else "some parts are not verified yet"
+        problem = f"{outdated[0].name} verifies different packs" if outdated else "some parts are not verified yet"
         raise FailedError(
             f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K, and then "
             "`gaudi-bert verify --finish`"

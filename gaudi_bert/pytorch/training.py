@@ -167,7 +167,7 @@ class PackedTrainerMixin:
                 raise InputError(f"{name}: the argument does not apply to packs, because {reason}; omit it")
         if args.n_gpu > 1:
             raise InputError(
-                f"{args.n_gpu} cards: a process can train on only one card; start one process per card with torchrun "
+                f"{args.n_gpu} GPUs: a process can train on only one GPU; start one process per GPU with torchrun "
                 f"--nproc-per-node {args.n_gpu}"
             )
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}

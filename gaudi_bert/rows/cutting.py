@@ -85,8 +85,8 @@ class TextCutter:
             size *= _GROWTH
         if len(text) > most:
             raise InputError(
-                f"a text has {len(text):,} characters, but its {'last' if from_left else 'first'} {most:,} characters "
-                f"contain no place between words to cut it, or at most {tokens:,} tokens; shorten the text"
+                f"a text of {len(text):,} characters cannot be cut, because its {'last' if from_left else 'first'} {most:,} "
+                f"characters contain no word boundary, or not more than {tokens:,} tokens; shorten the text"
             )
         return text
 

@@ -167,7 +167,7 @@ def _needs_transformers_error(path: Path, what: str) -> InputError:
 def _contradiction_error(path: Path, name: str, value: object, stored: object) -> InputError:
     """Return the error for a setting that contradicts tokenizer.json."""
     problem = f"{name} is {json.dumps(value)}, but it is {json.dumps(stored)} in {TOKENIZER_NAME}"
-    return InputError(f"{path}: {problem}; correct one of them, or install transformers, which applies the setting")
+    return InputError(f"{path}: {problem}; change one of the values, or install transformers, which applies {name}")
 
 
 def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:

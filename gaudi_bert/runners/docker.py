@@ -118,8 +118,8 @@ def _build_container_options(
     resources, stage_row = settings.resources, STAGES[stage]
     if stage_row.is_distributed and resources.cards and resources.workers > 1:
         raise InputError(
-            f"resources.workers = {resources.workers} with cards: --on docker supports only one worker with cards, "
-            "because it uses a single server; use --on kubernetes for several servers"
+            f"resources.workers = {resources.workers}: --on docker runs on a single server, where only one worker can "
+            "use Gaudi cards; set resources.workers to 1, or use --on kubernetes for several servers"
         )
     parent = format_location(work_root) if is_in_store(work_root) else os.path.abspath(work_root)
     command = ["gaudi-bert", "run", os.path.abspath(pipeline_file), "--work", parent, "--stages", stage, *extra_options]

@@ -364,10 +364,14 @@ def _check_shard_options(request: RunRequest, stages: Sequence[str]) -> None:
     """
     shared = [stage.name for stage in STAGES.values() if stage.is_shardable]
     if request.options.part is not None and (len(stages) != 1 or stages[0] not in shared):
-        raise InputError(f"--shard: requires one stage that several machines can share; pass --stages {' or '.join(shared)}")
+        raise InputError(
+            f"--shard: must be used with exactly one stage that can run in parts; pass --stages {' or '.join(shared)}"
+        )
     finished = [stage.name for stage in STAGES.values() if stage.part_paths is not None]
     if request.options.finish and (len(stages) != 1 or stages[0] not in finished):
-        raise InputError(f"--finish: requires one stage whose parts must be combined; pass --stages {' or '.join(finished)}")
+        raise InputError(
+            f"--finish: must be used with exactly one stage that combines its parts; pass --stages {' or '.join(finished)}"
+        )
     check_option_combination({"--finish": request.options.finish, "--overwrite": request.options.overwrite})
 
 

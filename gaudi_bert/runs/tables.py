@@ -389,8 +389,8 @@ class PackedTable:
                 found = f"{len(ids)} tokens" if len(ids) != length else f"token ids from {ids.min()} to {ids.max()}"
                 raise InputError(
                     f"{files.paths[shard]}: row {record} contains {found}, but must contain {length} tokens with ids from 0 "
-                    f"to {self.tokenizer.vocabulary_size - 1:,}; pack the table again, or store the tokenizer of its tokens "
-                    "with it"
+                    f"to {self.tokenizer.vocabulary_size - 1:,}; pack the table again, or copy the tokenizer.json that "
+                    f"created its token ids to the folder {NOTES_NAME} of the table"
                 )
         return targets.add_to_packs(packs, epoch, length, table.deepest_pack)
 

@@ -393,8 +393,8 @@ def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_ro
     except (require_pyarrow().ArrowException, ValueError, OverflowError) as error:
         row = bisect.bisect_left(range(1, len(rows)), True, key=lambda count: problem(count) is not None)
         raise InputError(
-            f"{path}: row {first_row + row}: {shorten(str(problem(row + 1) or error), 160)}; use the same columns in every "
-            "row, and one type per column that represents each value exactly, such as text"
+            f"{path}: row {first_row + row}: {shorten(str(problem(row + 1) or error), 160)}; all rows must have the same "
+            "columns, and all values of a column the same type; write the values as text if no other type fits"
         ) from error
 
 

@@ -59,7 +59,7 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
     """Check the weights, write them to the folder `out` with their configuration and vocabulary, and return a summary."""
     config = weights.config
     if config is None:
-        raise InputError(f"{weights.path}: the weights have no configuration; put bert_config.json next to them")
+        raise InputError(f"{weights.path}: the weights have no configuration; put bert_config.json next to the weights")
     if weights.missing_variables:
         raise InputError(
             f"{weights.path}: {weights.missing_variables[0]} is missing; pass a model that contains the pretraining heads"

@@ -326,8 +326,8 @@ class PredictionStream:
         if (skipped, checksum) != (self.progress.rows, self.progress.input_checksum):
             if self._rows.is_pipe:
                 raise InputError(
-                    f"{self.name}: standard input contains other rows than the interrupted run; pass --overwrite to start "
-                    "again"
+                    f"{self.name}: the rows from standard input differ from those of the interrupted run; pass --overwrite "
+                    "to start again"
                 )
             self.progress = _StreamProgress(signature=self.progress.signature)
             remaining = split_into_windows(self._rows.read_rows(), WINDOW_ROWS)

@@ -240,7 +240,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(
-            f"{weights.path}: the weights have no configuration; put config.json or bert_config.json next to them"
+            f"{weights.path}: the weights have no configuration; put config.json or bert_config.json next to the weights"
         )
     is_causal = isinstance(head, TaskHead) and head.is_causal
     config = dataclasses.replace(weights.config, attention="causal") if is_causal else weights.config
@@ -327,7 +327,7 @@ def read_task_description(path: Path) -> TaskDescription:
         cross_encoder = read_cross_encoder_settings(path, values)
     if values.id2label and values.num_labels not in (None, len(values.id2label)):
         problem = f"num_labels is {values.num_labels}, but id2label has {format_count(len(values.id2label), 'label')}"
-        raise InputError(f"{file}: {problem}; correct one of them")
+        raise InputError(f"{file}: {problem}; correct one of the two values")
     is_reranker = cross_encoder is not None and len(labels) == 1
     task = own.task or ("reranking" if is_reranker else _infer_task(name, values.problem_type, labels, path))
     if task in TASKS_WITH_LABELS:

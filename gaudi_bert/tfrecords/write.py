@@ -337,7 +337,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         except (FailedError, InputError) as error:
             raise InputError(f"{self.plan_path}: group {number}: {error}; create the plan again") from error
         if not group.lower_bound <= min(proven, group.packs):
-            problem = f"the plan states a lower bound of {group.lower_bound} packs, but its data proves only {proven}"
+            problem = f"the plan states a lower bound of {group.lower_bound} packs, but its data prove only {proven}"
             raise InputError(f"{self.plan_path}: group {number}: {problem}; create the plan again")
 
 

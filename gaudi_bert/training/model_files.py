@@ -388,9 +388,9 @@ def _parse_activation(file: Path, class_name: object, label_count: int) -> Activ
     chosen = next((activation for activation in known if activation == kind), None)
     if chosen is None or module.partition(".")[0] != "torch":
         raise InputError(
-            f"{file}: activation_fn {short_repr(class_name)} is not supported; models with "
-            f"{format_count(label_count, 'label')} may only use {join_with_and(known)} of PyTorch; run the model with "
-            "sentence-transformers"
+            f"{file}: activation_fn {short_repr(class_name)} is not supported; for a model with "
+            f"{format_count(label_count, 'label')}, gaudi-bert supports only {join_with_and(known)} from PyTorch; run the "
+            "model with sentence-transformers"
         )
     return chosen
 

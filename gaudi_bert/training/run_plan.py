@@ -215,8 +215,8 @@ class RunPlan:
         shift = packs_done - self.count_packs_after(updates_done)
         if shift and self.packs_by_row_length:
             raise InputError(
-                f"update {updates_done}: the run reached this update with other packs than planned; start again with "
-                "--overwrite"
+                f"update {updates_done}: the run has read more or fewer packs up to this update than its plan states; start "
+                "again with --overwrite"
             )
         for update in itertools.count(updates_done + 1):
             for micro_batch in self.list_micro_batches(update):

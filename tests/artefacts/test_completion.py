@@ -82,7 +82,7 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     (folder / "thesis.tex").write_text("years of work")
     with pytest.raises(
         InputError,
-        match=r"mine: already contains thesis.tex, but no settings file shows that .* wrote this folder",
+        match=r"mine: already contains thesis.tex, and no settings file shows that .* wrote this folder",
     ):
         begin_artefact(folder, folder / "metadata.json", OLD)
     assert (folder / "thesis.tex").read_text() == "years of work"

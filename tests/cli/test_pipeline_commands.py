@@ -81,8 +81,8 @@ def test_quiet_is_taken_before_and_after_the_command(tmp_path: Path) -> None:
             (["run", DEMO, "--on", "kubernetes", *option], "resources.data_workers and resources.data_processes instead")
             for option in (["--shard", "0/2"], ["--finish"], ["--workers", "2"])
         ),
-        (["run", DEMO, "--shard", "0/2", "--stages", "train"], "--shard: requires one stage that several machines"),
-        (["run", DEMO, "--finish", "--stages", "plan"], "--finish: requires one stage whose parts must be combined"),
+        (["run", DEMO, "--shard", "0/2", "--stages", "train"], "--shard: must be used with exactly one stage"),
+        (["run", DEMO, "--finish", "--stages", "plan"], "--finish: must be used with exactly one stage"),
         (["run", DEMO, "--finish", "--overwrite", "--stages", "verify"], "--finish cannot be combined with --overwrite"),
         (["run", DEMO, "--finish", "--shard", "0/2", "--stages", "write"], "cannot be combined with"),
         (["wait", DEMO, "--for", "packing"], "--for packing: unknown stage"),

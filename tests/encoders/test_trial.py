@@ -24,7 +24,7 @@ def test_a_model_in_sixteen_bits_is_tried_in_them() -> None:
 
 def test_router_logits_are_refused_with_their_reason() -> None:
     model = random_model("MixtralForCausalLM", "Mixtral", **LLAMA, num_local_experts=2, output_router_logits=True)
-    with pytest.raises(InputError, match=r"supports no packs: set model\.config\.output_router_logits = False"):
+    with pytest.raises(InputError, match=r"does not support packs: set model\.config\.output_router_logits = False"):
         PackCollator("transformers-5", model)
     model.config.output_router_logits = False
     check_outputs(model, PackCollator("transformers-5", model), ROWS)

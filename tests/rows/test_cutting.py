@@ -140,7 +140,7 @@ def test_little_of_a_long_text_is_tokenized(name: str, from_left: bool) -> None:
 def test_chinese_is_cut_between_characters_that_are_words() -> None:
     text = "中国人" * 50_000
     assert len(TextCutter(TOKENIZERS["bert"], 30).cut_text(text)) < 1_000
-    with pytest.raises(InputError, match="contain no place between words"):
+    with pytest.raises(InputError, match="contain no word boundary"):
         TextCutter(TOKENIZERS["xlm-roberta"], 30).cut_text(text)
 
 

@@ -171,7 +171,7 @@ def test_only_like_histograms_are_merged(tmp_path: Path) -> None:
         ("length", content(file_entry("b", [[4, 1, 2]]), length=5), "max_sequence_length is 5, but 4 in"),
         ("predictions", {**content(TWO), "max_predictions": 3}, "max_predictions is 3, but 2 in"),
         ("vocabulary", {**content(TWO), "vocabulary": None}, "vocabulary is None"),
-        ("files", {**content(TWO), "files": None}, "the histogram has no counts per file, unlike the others"),
+        ("files", {**content(TWO), "files": None}, "the histogram has no counts per file, but others have"),
     ):
         other = written(tmp_path, f"{name}.json", value)
         with pytest.raises(InputError, match=message):

@@ -150,8 +150,8 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
     group = json.loads(case.plan.read_text())["groups"][1]
     assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
     changes: dict[str, dict[str, Any]] = {
-        "its data proves only": {"bound_prices": None, "lower_bound": group["packs"]},
-        "the prices prove only 0 packs": {"bound_prices": [0] * 29},
+        "its data prove only": {"bound_prices": None, "lower_bound": group["packs"]},
+        "the prices prove a lower bound of only 0 packs": {"bound_prices": [0] * 29},
         "prices must be": {"bound_prices": [2**62] * 29},
         "`bound_prices` must have 29 values, but has 28": {"bound_prices": group["bound_prices"][1:]},
     }

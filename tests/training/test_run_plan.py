@@ -164,7 +164,7 @@ def test_an_update_has_its_share_of_every_length_whoever_reads_it(packs, sequenc
             each.packs <= most * rows[-1].length // rows[each.row_length_index].length for each in made.list_micro_batches(1)
         )
     assert next(continued.iterate_micro_batches(3, continued.count_packs_after(3))) == continued.list_micro_batches(4)[0]
-    with pytest.raises(InputError, match="update 3: the run reached this update with other packs"):
+    with pytest.raises(InputError, match="update 3: the run has read more or fewer packs"):
         next(continued.iterate_micro_batches(3, continued.count_packs_after(3) + 1))
     shares = [
         float(each.blocks_per_update * each.packs) / row.packs for each, row in zip(began.pack_blocks, rows, strict=True)

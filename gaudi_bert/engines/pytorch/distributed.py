@@ -319,7 +319,7 @@ def rendezvous(launch: LauncherInfo, max_seconds: float, watchdog: Watchdog) -> 
                 f"{process_name}: {MASTER_PORT} = {port} is already in use; set another port in all processes"
             ) from error
         raise FailedError(
-            f"{process_name}: lost another process while connecting at {host}:{port} ({reason}); run the same command again"
+            f"{process_name}: lost the connection to another process at {host}:{port} ({reason}); run the same command again"
         ) from error
     return store
 

@@ -68,8 +68,8 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     section, kind = settings.section_name, settings.device
     if settings.recompute:
         raise InputError(
-            f"{section}.recompute = true: only the PyTorch engine supports it; set {section}.engine = pytorch, or set it to "
-            "false"
+            f"{section}.recompute = true: only the PyTorch engine supports it; set {section}.engine = pytorch, or "
+            f"{section}.recompute = false"
         )
     if kind == "cuda":
         raise InputError(
@@ -89,8 +89,8 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
             tf.config.threading.set_inter_op_parallelism_threads(threads)
         except RuntimeError as error:
             raise InputError(
-                f"{section}.threads = {threads}: TensorFlow is already running with other threads in this process; "
-                "start a new process"
+                f"{section}.threads = {threads}: TensorFlow already runs with a different number of threads in this "
+                "process; start a new process"
             ) from error
     given = os.environ.get(INTRA_OP_THREADS, "")
     by_default = int(given) if given.isdigit() and int(given) else count_usable_cores()
@@ -138,7 +138,7 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
         reason = " ".join(str(error).split())
         return f"load_habana_module() failed ({reason}); check with hl-smi that the driver works and a card is visible", ()
     if not tf.config.list_physical_devices("HPU"):
-        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process uses it", ()
+        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no process uses the card", ()
     return None, tuple(
         f"note: the environment sets {name}={present[name]}, which replaces the default, {value}"
         for name, value in variables.items()

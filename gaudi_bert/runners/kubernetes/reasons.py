@@ -70,7 +70,9 @@ _STATES_BY_EXIT_CODE = {InputError.exit_code: ProblemState.HOPELESS, StoppedErro
 _MOST_MEMORY_KILLS = 3
 # If a rank ends only because another rank has ended, it prints a message that matches this pattern. The message does not
 # explain the first failure.
-_CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|is lost|lost another process|did not connect)\b")
+_CONSEQUENTIAL_ERROR = re.compile(
+    r"rank \d+.* (aborts|has left|is lost|lost the connection to another process|did not connect)\b"
+)
 # The cluster adds this warning to the pods of a node that no longer answers.
 _NODE_LOST = "Node is not ready"
 # An error message may recommend one of these options to users who run the stage themselves. Users of a cluster do not run it

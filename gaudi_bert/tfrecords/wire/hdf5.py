@@ -192,7 +192,9 @@ class Hdf5Rows:
         link = self._file.get(name, getlink=True)  # without following it
         if link is not None and not isinstance(link, h5py.HardLink):
             kind = "an external link" if isinstance(link, h5py.ExternalLink) else "a link"
-            raise InputError(f"{self.path}: expected a dataset {name}, found {kind}; store the dataset itself in the file")
+            raise InputError(
+                f"{self.path}: {name} is {kind}, but must be a dataset; replace the link with a copy of the dataset"
+            )
         dataset = self._file.get(name)
         if not isinstance(dataset, h5py.Dataset):
             names = shorten(", ".join(sorted(self._file)), 120) or "none"

@@ -343,8 +343,8 @@ def decode_examples_to_arrays(
     if failed_example >= 0:
         expected = ", ".join(f"{spec.name}[{spec.length}]" for spec in features)
         raise InputError(
-            f"{source}: record {failed_example}: the example does not have the features {expected} in packed lists;"
-            " check the sizes"
+            f"{source}: record {failed_example}: expected the features {expected}, each with exactly this number of "
+            "values and in the packed encoding of protobuf; write the records again"
         )
     return {
         spec.name: column.view(np.float32) if spec.kind == "float32" else column

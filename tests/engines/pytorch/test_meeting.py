@@ -104,4 +104,4 @@ def test_a_rank_0_that_is_stopped_on_request_while_they_meet_ends_the_others(por
         first.send_signal(signal.SIGTERM)
         error = other.result(60)
     assert isinstance(error, FailedError)
-    assert str(error).startswith("rank 1 of 3: lost another process")
+    assert str(error).startswith("rank 1 of 3: lost the connection to another process")

@@ -208,7 +208,7 @@ def test_a_pod_that_was_replaced_does_not_count(only: Only) -> None:
     "consequence",
     [
         "rank 0 of 2 aborts during update 168: rank 1 (demo-train-1) is lost",
-        "rank 0 of 2, started by torchrun: lost another process while connecting at demo-train-0:1 (closed)",
+        "rank 0 of 2, started by torchrun: lost the connection to another process at demo-train-0:1 (closed)",
         "rank 0 of 2: rank 1 did not connect within 600 s",
     ],
 )
