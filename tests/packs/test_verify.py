@@ -115,7 +115,7 @@ def test_parts_that_are_missing_or_of_other_packs_finish_nothing(records: Case, 
 def test_a_verification_of_other_packs_is_refused(records: Case, tmp_path: Path) -> None:
     proof = verify_records(records.source, records.packed, a_run()).content
     proof.model_copy(update={"packs_sha256": "0" * 64}).write(tmp_path)
-    with pytest.raises(InputError, match="verifies packs that differ from those in metadata.json"):
+    with pytest.raises(InputError, match="verifies packs that differ from those in metadata"):
         Verification.read_matching(tmp_path, RecordMetadata.read(records.packed))
 
 
