@@ -116,9 +116,9 @@ class Engine:
 
         buffer = allocate_scan_buffer()
         for path in self.files:
-            indexed = UnpackedFormat.for_pieces(self.unpacked_schema, buffer)
+            indexed = UnpackedFormat.for_scan_in_chunks(self.unpacked_schema, buffer)
             counts = np.zeros(LENGTH + 1, np.int64)
-            for _ in RecordScan(path, indexed, buffer).read_pieces():
+            for _ in RecordScan(path, indexed, buffer).process_chunk_by_chunk():
                 counts += np.bincount(indexed.index.lengths[: indexed.rows], minlength=LENGTH + 1)
 
     def scan_in_memory(self) -> None:
@@ -126,7 +126,7 @@ class Engine:
         from gaudi_bert.tfrecords.scan import UnpackedFormat
 
         for index in self.indexes:
-            UnpackedFormat(self.unpacked_schema, index).process_records(0, index.buffer.size)
+            UnpackedFormat(self.unpacked_schema, index).validate_and_collect_records(0, index.buffer.size)
 
     def encode(self) -> None:
         """The pack pass: every pack of the group as a TFRecord, into a buffer."""

@@ -322,10 +322,10 @@ def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
 
 def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
     schema, _ = read_record_schema(path)
-    records = UnpackedFormat.for_pieces(schema, memory)
+    records = UnpackedFormat.for_scan_in_chunks(schema, memory)
     run = RecordScan(path, records, memory)
     found = []
-    for _ in run.read_pieces():
+    for _ in run.process_chunk_by_chunk():
         found += rows_of(records)
     return found, run
 

@@ -410,8 +410,9 @@ def check_lower_bound(
 
     proven = sum(prove_lower_bound(counts, depth).bound for counts in counts_by_group())
     if proven < claimed_bound <= packs:
-        # The `optimal` algorithm may have proven a higher bound, which the plan then states. Therefore run this algorithm
-        # before rejecting the bound.
+        # If the packs were planned with the algorithm `optimal`, the stated bound is the one that this algorithm has proven,
+        # which may be higher than the bound from `prove_lower_bound`. Therefore run `optimal` before rejecting
+        # `claimed_bound`.
         proven = sum(
             pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in counts_by_group()
         )

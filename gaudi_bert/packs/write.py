@@ -31,8 +31,8 @@ from gaudi_bert.common.progress import Task
 Inputs = TypeVar("Inputs")
 
 
-class PendingGroups(NamedTuple):
-    """The input files of the groups of packs that still have to be written, and the total size of these groups.
+class GroupFilesAndSize(NamedTuple):
+    """The input files of each of several groups of packs, and the total size of these groups.
 
     Attributes:
         paths: The input files of each group, which are downloaded before the group is written.
@@ -90,7 +90,7 @@ class PackingJob(ABC, Generic[Inputs]):
         """Return the number of groups that the source is divided into."""
 
     @abstractmethod
-    def check_groups(self, inputs: Inputs, group_numbers: Sequence[int]) -> PendingGroups:
+    def check_and_list_group_files(self, inputs: Inputs, group_numbers: Sequence[int]) -> GroupFilesAndSize:
         """Check that all of the given groups can be written, and return their input files and total size.
 
         Raises:
@@ -165,7 +165,7 @@ def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResu
 
 def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput, group_numbers: Sequence[int]) -> None:
     """Check that the given groups can be written. Then write the shards and the manifest of each group."""
-    paths, amount = job.check_groups(inputs, group_numbers)
+    paths, amount = job.check_and_list_group_files(inputs, group_numbers)
     with output.reporter.task("write", amount, job.unit) as task, prefetch_batches(paths) as batches:
         for batch, number in enumerate(group_numbers):
             with batches.provide_batch(batch), output.lock_group(number, f"{output.folder}: group {number}") as is_missing:

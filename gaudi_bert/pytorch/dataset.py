@@ -52,7 +52,7 @@ class _MappedPacks(Dataset[Pack]):
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Pack]]) -> None:
         self._shards, self._convert_to_rows = shards, rows_of
-        self._ends = np.cumsum(shards.sizes)
+        self._ends = np.cumsum(shards.record_counts)
         self._open_shards: dict[int, None] = {}  # in the order of their last use
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ class _MappedPacks(Dataset[Pack]):
         if packs.size and not 0 <= packs.min() <= packs.max() < len(self):
             raise IndexError(f"packs {list(numbers)}: one of these numbers is out of range; there are {len(self):,} packs")
         shards = np.searchsorted(self._ends, packs, side="right")
-        records = packs - (self._ends - self._shards.sizes)[shards]
+        records = packs - (self._ends - self._shards.record_counts)[shards]
         rows, used = list(self._convert_to_rows(self._shards.read_records(shards, records))), np.unique(shards).tolist()
         for shard in used:
             self._open_shards.pop(shard, None)
@@ -323,7 +323,7 @@ class PackedDataset(IterableDataset[Pack]):
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         rows = len(range(number, self.remaining_batches, workers)) * batch
         stored = self._stored
-        most = _ROWS_OF_SMALL_SHARDS if self.packs < _ROWS_AT_ONCE * len(stored.files.sizes) else _ROWS_AT_ONCE
+        most = _ROWS_OF_SMALL_SHARDS if self.packs < _ROWS_AT_ONCE * len(stored.files.record_counts) else _ROWS_AT_ONCE
         done = 0
         while done < rows:
             at_once = min(most, _FIRST_ROWS + 3 * done)  # few rows at first, so that the first batch is available soon

@@ -370,8 +370,8 @@ class StoredPacks:
     """The packs in the files of a folder, and how these files should be read.
 
     Attributes:
-        files: The shards, as a `ShardFiles` object. The attribute `sizes` holds the number of packs of each shard, and its
-            method `read_records` returns packs by shard and record number.
+        files: The shards, as a `ShardFiles` object. The attribute `record_counts` holds the number of packs of each
+            shard, and its method `read_records` returns packs by shard and record number.
         streams: The number of shards that are read at the same time.
         sets: The number of sets of streams that take turns.
         regions: int64 [shards], the region of the input from which each shard comes. None if the shards are in input order.
@@ -396,7 +396,7 @@ class StoredPacks:
         rows = self.window_rows
         if rows is not None:
             window = rows if shuffle_packs is None else lambda shard: min(shuffle_packs, rows(shard))
-        return GlobalOrder(self.files.sizes, seed, window, self.streams, self.sets, self.regions)
+        return GlobalOrder(self.files.record_counts, seed, window, self.streams, self.sets, self.regions)
 
     def open_reader(self, order: GlobalOrder, rank: int = 0, world_size: int = 1) -> StreamReader[Any]:
         """Create the reader of one process. It opens the shards, and finds the records that contain the packs of the

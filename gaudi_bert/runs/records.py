@@ -124,7 +124,7 @@ class _RecordsJob(Job[TrainingResult]):
         source, training = self._source, self.section
         if source.cache is not None:
             stored = source.open_packs()
-            source.cache.check_capacity(stored.streams, processes, stored.sets)
+            source.cache.check_capacity_for_open_shards(stored.streams, processes, stored.sets)
         plan = RunPlan(
             RunSettings.from_training_section(training),
             source.packing_factor,

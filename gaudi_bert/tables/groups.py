@@ -104,7 +104,7 @@ class ListValues(NamedTuple):
     offsets: AnyArray
 
     @property
-    def row_values(self) -> AnyArray:
+    def flat_values(self) -> AnyArray:
         """The values of all rows. Values before the first row and after the last row, which `values` may contain, are left
         out.
         """
@@ -199,12 +199,12 @@ def _read_rows(
         listed = list(of_file)
         for part, stored in zip(listed, read_parts(listed, columns.stored_names, columns.schema, threads), strict=True):
             table = stored.rename_columns(columns.names)
-            lists = _read_checked_lists(part, table, columns, max_tokens)
+            lists = _validate_and_convert_lists(part, table, columns, max_tokens)
             lengths.append(np.diff(lists[TOKENS_COLUMN].offsets).astype(np.int32))
             numbers.append(np.arange(table.num_rows) + part.table_row)
             scalars.append(table.select(list(columns.scalars)))
             for name, of_parts in values.items():
-                of_parts.append(lists[name].row_values)
+                of_parts.append(lists[name].flat_values)
     return GroupRows(
         np.concatenate(lengths),
         np.concatenate(numbers),
@@ -229,43 +229,47 @@ def count_row_tokens(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) 
     return np.concatenate(lengths)
 
 
-def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_tokens: int) -> dict[str, ListValues]:
+def _validate_and_convert_lists(
+    part: TablePart, arrow_table: Any, columns: TableColumns, max_tokens: int
+) -> dict[str, ListValues]:
     """Check every row of a part of a table. Return the aligned columns (those with one value per token) as numpy arrays.
 
     Raises:
         InputError: A row is empty, too long or padded, a token id is invalid, or a column has more or fewer values than
             `input_ids`.
     """
-    lists = {name: convert_lists_to_numpy(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
+    lists = {
+        name: convert_lists_to_numpy(part.path, part.first_row, name, arrow_table.column(name)) for name in columns.aligned
+    }
     tokens = lists[TOKENS_COLUMN]
     lengths = np.diff(tokens.offsets)
-    _raise_for_first_row(part, lengths == 0, "the row contains no token; omit empty rows")
+    _raise_for_first_wrong_row(part, lengths == 0, "the row contains no token; omit empty rows")
     too_long = lengths > max_tokens
     remedy = "increase --max-sequence-length, or pass --too-long truncate, split or drop"
-    _raise_for_first_row(
+    _raise_for_first_wrong_row(
         part, too_long, f"expected 1 to {max_tokens} tokens, found {lengths[np.argmax(too_long)]}; {remedy}"
     )
-    wrong = find_index_of_invalid_integer(tokens.row_values, 0, MOST_TOKEN_ID)
+    wrong = find_index_of_invalid_integer(tokens.flat_values, 0, MOST_TOKEN_ID)
     if wrong >= 0:
         row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
-        reason = f"input_ids contains {tokens.row_values[wrong]}, but token ids must be between 0 and {MOST_TOKEN_ID}"
-        _raise_for_first_row(part, np.arange(lengths.size) == row, reason)
+        reason = f"input_ids contains {tokens.flat_values[wrong]}, but token ids must be between 0 and {MOST_TOKEN_ID}"
+        _raise_for_first_wrong_row(part, np.arange(lengths.size) == row, reason)
     for name, others in lists.items():
         row = int(np.argmax(np.diff(others.offsets) != lengths))
         reason = f"{name} has {others.offsets[row + 1] - others.offsets[row]} values, but input_ids has {lengths[row]}"
         remedy = "write one value for each token, or omit the column with --columns"
-        _raise_for_first_row(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
+        _raise_for_first_wrong_row(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
     if MASK_COLUMN in lists:
         mask = lists[MASK_COLUMN]
-        if mask.row_values.size and mask.row_values.min() == 0:  # without this check, padding would be packed like tokens
+        if mask.flat_values.size and mask.flat_values.min() == 0:  # without this check, padding would be packed like tokens
             reason = "attention_mask contains a 0, so the row is padded; tokenize without padding, or remove the padding"
-            _raise_for_first_row(
-                part, np.logical_or.reduceat(mask.row_values == 0, mask.offsets[:-1] - mask.offsets[0]), reason
+            _raise_for_first_wrong_row(
+                part, np.logical_or.reduceat(mask.flat_values == 0, mask.offsets[:-1] - mask.offsets[0]), reason
             )
     return lists
 
 
-def _raise_for_first_row(part: TablePart, is_wrong: BoolArray, problem: str) -> None:
+def _raise_for_first_wrong_row(part: TablePart, is_wrong: BoolArray, problem: str) -> None:
     """Raise an InputError that names the first row for which `is_wrong` is true. Do nothing if no row is wrong."""
     if is_wrong.any():
         raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(is_wrong))}: {problem}")

@@ -39,7 +39,7 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, estimate_row_cost
 from gaudi_bert.packing.strategies import Packing
-from gaudi_bert.packs.write import PackingJob, PendingGroups, write_packs
+from gaudi_bert.packs.write import GroupFilesAndSize, PackingJob, write_packs
 from gaudi_bert.rows.tokenizer import open_tokenizer, save_tokenizer
 from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
 from gaudi_bert.tables.groups import (
@@ -55,7 +55,7 @@ from gaudi_bert.tables.groups import (
 from gaudi_bert.tables.packed_files import PackLayout, write_table_shard
 from gaudi_bert.tables.sources import list_table_files
 from gaudi_bert.tables.verify import verify_single_table
-from gaudi_bert.tfrecords.files import identify_file
+from gaudi_bert.tfrecords.files import compute_file_identity
 
 _PackedTable: TypeAlias = PackResult | PlainResult
 
@@ -88,14 +88,16 @@ def pack_table(
         FailedError: The verification found a difference.
     """
     if settings.row_lengths is None:
-        return _pack_one_length(source, out, settings, run, verify)
-    return _pack_several_lengths(source, out, settings, run, verify)
+        return _pack_table_to_one_length(source, out, settings, run, verify)
+    return _pack_table_to_several_lengths(source, out, settings, run, verify)
 
 
 # --- rows of one length
 
 
-def _pack_one_length(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool) -> _PackedTable:
+def _pack_table_to_one_length(
+    source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool
+) -> _PackedTable:
     """Pack the rows of a table into packs of one length."""
     with _open_locally(source, out, run.store) as (table, folder):
         files = list_table_files(table)
@@ -143,11 +145,11 @@ class _TablePacking(PackingJob[GroupedTable]):
         """Return the number of groups that the rows of the table are divided into."""
         return len(inputs.groups)
 
-    def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> PendingGroups:
+    def check_and_list_group_files(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> GroupFilesAndSize:
         """Return the total number of rows in the given groups. For each group, also return an empty list of files to fetch,
         because the files of a table are already on this machine.
         """
-        return PendingGroups(
+        return GroupFilesAndSize(
             [()] * len(group_numbers), sum(part.rows for number in group_numbers for part in inputs.groups[number])
         )
 
@@ -256,13 +258,15 @@ def _check_output_folder(folder: Path, table_files: Sequence[Path]) -> None:
 
 def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
     """Return a signature of the settings and of all input files, which together determine the packs."""
-    return Signature(stage, settings.model_dump(mode="json"), {file.name: identify_file(file).identity for file in files})
+    return Signature(
+        stage, settings.model_dump(mode="json"), {file.name: compute_file_identity(file).identity for file in files}
+    )
 
 
 # --- rows of several lengths: one packed table per length, with the sequences that do not fit into shorter rows
 
 
-def _pack_several_lengths(
+def _pack_table_to_several_lengths(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool
 ) -> _PackedTable | ByRowLength[_PackedTable]:
     """Pack the rows of a table into packs of several lengths, or of a single length if several lengths would save little."""
@@ -270,7 +274,7 @@ def _pack_several_lengths(
         lengths = _choose_row_lengths(table, settings, run.reporter)
         if len(lengths) == 1:
             one = settings.model_copy(update={"row_lengths": None, "max_sequence_length": lengths[0]})
-            return _pack_one_length(table, folder, one, run, verify)
+            return _pack_table_to_one_length(table, folder, one, run, verify)
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
         files, final = list_table_files(table), RowLengthTables.json_path_in(folder)
         _check_output_folder(folder, files)
@@ -287,7 +291,7 @@ def _pack_several_lengths(
         with output.remove_files_on_bad_input():
             each = {length: chosen.model_copy(update={"max_sequence_length": length}) for length in lengths}
             packed = {
-                length: _pack_one_length(table, row_table_path(folder, length), own, of_each, verify)
+                length: _pack_table_to_one_length(table, row_table_path(folder, length), own, of_each, verify)
                 for length, own in each.items()
             }
         if run.part is None:

@@ -36,7 +36,7 @@ from gaudi_bert.reading.global_order import choose_stream_count
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tables.groups import GroupRows, ListValues, PackSequences
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list_type
-from gaudi_bert.tfrecords.files import identify_file
+from gaudi_bert.tfrecords.files import compute_file_identity
 from gaudi_bert.tfrecords.random_access import ShardPaths
 
 _SLOTS_PER_ROW_GROUP = 2**21
@@ -81,18 +81,21 @@ class PackLayout(NamedTuple):
         pyarrow = require_pyarrow()
         int32, int64 = pyarrow.int32(), pyarrow.int64()
         of_sequences = {"seq_lens": int32, "indices": int64, **({"starts": int32} if self.with_starts else {})}
-        fields = [pyarrow.field(name, _list_type(kind)) for name, kind in of_sequences.items()]
+        fields = [pyarrow.field(name, _make_list_type(kind)) for name, kind in of_sequences.items()]
         along = {**self.columns.aligned, "position_ids": int32, "sequence_ids": int32}
         return pyarrow.schema(
             [
-                *(pyarrow.field(name, _list_type(kind, self.max_sequence_length), False) for name, kind in along.items()),
+                *(
+                    pyarrow.field(name, _make_list_type(kind, self.max_sequence_length), False)
+                    for name, kind in along.items()
+                ),
                 *fields,
                 *(pyarrow.field(name, pyarrow.list_(kind)) for name, kind in self.columns.scalars.items()),
             ]
         )
 
 
-def _list_type(value_type: Any, size: int = -1) -> Any:
+def _make_list_type(value_type: Any, size: int = -1) -> Any:
     """Return the pyarrow type of a list without nulls. If `size` is not -1, all lists have this size."""
     pyarrow = require_pyarrow()
     return pyarrow.list_(pyarrow.field("element", value_type, nullable=False), size)
@@ -132,7 +135,7 @@ def write_table_shard(
         for start in range(first, last, most):
             columns = _build_columns(layout, rows, packs, scalars, start, min(start + most, last))
             writer.write_batch(pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
-    return Shard(name=path.name, packs=last - first, **identify_file(path).identity)
+    return Shard(name=path.name, packs=last - first, **compute_file_identity(path).identity)
 
 
 def _choose_encodings(layout: PackLayout) -> dict[str, Any]:
@@ -181,7 +184,7 @@ def _build_columns(
     columns = {}
     for name, each in counted.items():
         array = pyarrow.array(each)
-        columns[name] = lists(array, _list_type(array.type))
+        columns[name] = lists(array, _make_list_type(array.type))
     positions, numbers = (np.empty((end_pack - first_pack) * slots, np.int32) for _ in range(2))
     _fill_positions_and_numbers(packs, first_pack, end_pack, slots, positions, numbers)
     along = {"position_ids": pyarrow.array(positions), "sequence_ids": pyarrow.array(numbers)}
@@ -191,7 +194,7 @@ def _build_columns(
         values[is_token] = rows.values[name][tokens]
         along[name] = pyarrow.array(values).cast(kind)
     for name, array in along.items():
-        columns[name] = pyarrow.FixedSizeListArray.from_arrays(array, type=_list_type(array.type, slots))
+        columns[name] = pyarrow.FixedSizeListArray.from_arrays(array, type=_make_list_type(array.type, slots))
     for name in layout.columns.scalars:
         values = scalars.column(name).slice(begin, end - begin)
         columns[name] = lists(values.chunk(0) if values.num_chunks == 1 else values.combine_chunks())
@@ -277,7 +280,7 @@ def open_packed_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
             sizes, shard_multiple = table.packs, metadata.shard_multiple
             crc32c_of = partial(TableManifest.read_shard_crc32c, folder / NOTES_NAME, table)
     files = TableFiles(paths, sizes, crc32c_of)
-    return StoredPacks(files, choose_stream_count(shard_multiple), window_rows=files.window_rows)
+    return StoredPacks(files, choose_stream_count(shard_multiple), window_rows=files.get_largest_row_group_size)
 
 
 class TableFiles(ShardFiles["_Footer"]):
@@ -293,7 +296,7 @@ class TableFiles(ShardFiles["_Footer"]):
             nothing.
 
     Attributes:
-        sizes: int64, the number of rows in each file.
+        record_counts: int64, the number of rows in each file.
     """
 
     def __init__(
@@ -305,42 +308,44 @@ class TableFiles(ShardFiles["_Footer"]):
         self._groups: dict[int, _RowGroup] = {}
         self._windows: dict[int, int] = {}
         _read_footer(self.paths[0])  # raises an error at once if the table is not packed
-        self.sizes = np.array([_read_footer(path).rows for path in self.paths], np.int64) if sizes is None else sizes
+        self.record_counts = np.array([_read_footer(path).rows for path in self.paths], np.int64) if sizes is None else sizes
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments of the constructor, so that another process opens the files itself."""
-        return TableFiles, (self.paths, self.sizes, self._crc32c_of)
+        return TableFiles, (self.paths, self.record_counts, self._crc32c_of)
 
-    def window_rows(self, file: int) -> int:
+    def get_largest_row_group_size(self, shard: int) -> int:
         """Return the number of rows in the largest row group of a file.
 
         If packs are shuffled within windows of this size, no second row group has to be read.
         """
-        if file not in self._windows:
-            self.prepare_shard(file)
-        return self._windows[file]
+        if shard not in self._windows:
+            self.prepare_shard(shard)
+        return self._windows[shard]
 
-    def prepare_shard(self, file: int) -> _Footer:
+    def prepare_shard(self, shard: int) -> _Footer:
         """Read and check the footer of a file.
 
         Raises:
             InputError: The file is not a packed table, or has more or fewer rows than expected.
         """
-        path = self.paths[file]
+        path = self.paths[shard]
         footer = _read_footer(path)
-        if footer.rows != self.sizes[file]:
-            raise InputError(f"{path}: expected {self.sizes[file]:,} rows, found {footer.rows:,}; pack the table again")
-        self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
+        if footer.rows != self.record_counts[shard]:
+            raise InputError(
+                f"{path}: expected {self.record_counts[shard]:,} rows, found {footer.rows:,}; pack the table again"
+            )
+        self._windows[shard] = int(np.diff(footer.ends, prepend=0).max(initial=1))
         return footer
 
-    def open_shard(self, file: int, prepared: _Footer) -> None:
+    def open_shard(self, shard: int, footer: _Footer) -> None:
         """Mark a file as open, and keep the footer that `prepare_shard` returned."""
-        self._footers[file] = prepared
+        self._footers[shard] = footer
 
-    def close_shard(self, file: int) -> None:
+    def close_shard(self, shard: int) -> None:
         """Close a file, and release the memory of its footer and its row group."""
-        del self._footers[file]
-        self._groups.pop(file, None)
+        del self._footers[shard]
+        self._groups.pop(shard, None)
 
     def close_shards_except(self, numbers: Iterable[int]) -> None:
         """Close all open files except the files with the given numbers."""

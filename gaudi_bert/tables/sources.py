@@ -263,7 +263,7 @@ def select_columns(
     packed = [name for name in names if chosen is None or name in chosen or name == tokens_column]
     if tokens_column != TOKENS_COLUMN and TOKENS_COLUMN in packed:
         raise InputError(
-            f"{path}: the table contains both {TOKENS_COLUMN} and {tokens_column}; {_rename_or_omit_remedy(TOKENS_COLUMN)}"
+            f"{path}: the table contains both {TOKENS_COLUMN} and {tokens_column}; {_format_column_remedy(TOKENS_COLUMN)}"
         )
     if len(set(packed)) < len(packed):
         raise InputError(f"{path}: two of the columns {', '.join(packed)} have the same name; rename one of them")
@@ -272,7 +272,7 @@ def select_columns(
         kind, name = schema.field(stored).type, TOKENS_COLUMN if stored == tokens_column else stored
         if name in _ADDED_COLUMNS:
             raise InputError(
-                f"{path}: column {name} has the name of a column that packing adds; {_rename_or_omit_remedy(name)}"
+                f"{path}: column {name} has the name of a column that packing adds; {_format_column_remedy(name)}"
             )
         types = require_pyarrow().types
         if name == TOKENS_COLUMN and not (is_list_type(kind) and types.is_integer(kind.value_type)):
@@ -282,7 +282,7 @@ def select_columns(
             if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
                 raise InputError(
                     f"{path}: column {name} has type {kind}, but only lists of numbers can be packed; "
-                    f"{_rename_or_omit_remedy(name)}"
+                    f"{_format_column_remedy(name)}"
                 )
             aligned[name] = value
         elif "list_view" in str(kind):
@@ -294,9 +294,9 @@ def select_columns(
     return columns
 
 
-def _rename_or_omit_remedy(name: str) -> str:
+def _format_column_remedy(column_name: str) -> str:
     """Return the remedy for a column that cannot be packed: the user has to rename or omit it."""
-    return f"rename the column, or select the columns to pack without {name}: --columns input_ids,..."
+    return f"rename the column, or select the columns to pack without {column_name}: --columns input_ids,..."
 
 
 def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:

@@ -50,7 +50,7 @@ from gaudi_bert.tables.groups import (
 )
 from gaudi_bert.tables.packed_files import PackLayout, padding_value
 from gaudi_bert.tables.sources import is_same_type, list_table_files
-from gaudi_bert.tfrecords.files import identify_file
+from gaudi_bert.tfrecords.files import compute_file_identity
 
 _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
 
@@ -147,10 +147,10 @@ class _TableVerifier:
     run: StageRun
 
     @cached_property
-    def _signature(self) -> Signature:
+    def _stored_settings_and_inputs(self) -> Signature:
         """The settings and inputs that were used to pack the table. The inputs must be unchanged."""
         packed, metadata, signature = self.folder.path, self.folder.metadata, read_signature(self._settings_path)
-        present = [identify_file(file) for file in list_table_files(self.source)]
+        present = [compute_file_identity(file) for file in list_table_files(self.source)]
         check_inputs_unchanged(packed, metadata.inputs, present, metadata.remedy)
         if signature.inputs != {file.name: file.identity for file in present}:
             raise FailedError(f"{self._settings_path}: the inputs differ from those in metadata.json; {metadata.remedy}")
@@ -164,7 +164,7 @@ class _TableVerifier:
     @cached_property
     def _settings(self) -> TableSettings:
         """The settings that were used to pack the table."""
-        return section_from_mapping(TableSettings, self._signature.settings, str(self._settings_path))
+        return section_from_mapping(TableSettings, self._stored_settings_and_inputs.settings, str(self._settings_path))
 
     @cached_property
     def _table(self) -> GroupedTable:
@@ -187,7 +187,7 @@ class _TableVerifier:
 
     def build_expected_metadata(self, totals: PackedTotals) -> TableMetadata:
         """Return the expected contents of metadata.json, computed from the manifests of all groups."""
-        inputs, version = self._signature.inputs, self.folder.metadata.tool_version
+        inputs, version = self._stored_settings_and_inputs.inputs, self.folder.metadata.tool_version
         return build_table_metadata(self._table, self._settings, totals, inputs, version)
 
     def _verify_group(self, stored_manifest: TableManifest) -> TableManifest:
@@ -209,7 +209,7 @@ class _TableVerifier:
         is_there = np.zeros(sequences.rows.size, np.bool_)
         shards, deepest = [], 0
         for path in self.folder.list_shards(group):
-            packs, identity = 0, identify_file(path).identity
+            packs, identity = 0, compute_file_identity(path).identity
             claims = [shard for shard in stored_manifest.shards if shard.name == path.name]
             if claims and claims[0].crc32c != identity["crc32c"]:
                 raise FailedError(
@@ -226,7 +226,7 @@ class _TableVerifier:
                         "the table again"
                     )
                 _check_tokens(stored, layout, rows, sequences.rows[members])
-                _check_scalars(stored, layout, rows, sequences.rows[members])
+                _check_scalar_columns(stored, layout, rows, sequences.rows[members])
             shards.append(Shard(name=path.name, packs=packs, **identity))
         if not is_there.all():
             row = int(rows.numbers[sequences.rows[np.argmin(is_there)]])
@@ -237,7 +237,7 @@ class _TableVerifier:
         check_lower_bound(path, stored_manifest.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
         return TableManifest(
             **build_manifest_fields(rows, sequences, too_long, length),
-            source_sha256=self._signature.sha256,
+            source_sha256=self._stored_settings_and_inputs.sha256,
             group=group,
             packs=packs,
             lower_bound=stored_manifest.lower_bound,
@@ -329,13 +329,13 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
             for number in range(shard.num_row_groups):
                 with explain_arrow_errors(path):
                     table = shard.read_row_group(number)
-                yield _read_checked_packs(path, layout, first, validate_arrow_buffers(path, table))
+                yield _validate_and_extract_packs(path, layout, first, validate_arrow_buffers(path, table))
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error
 
 
-def _read_checked_packs(path: Path, layout: PackLayout, first_pack: int, arrow_table: Any) -> _PackedRowGroup:
+def _validate_and_extract_packs(path: Path, layout: PackLayout, first_pack: int, arrow_table: Any) -> _PackedRowGroup:
     """Check the packs of a row group, and return them.
 
     Each sequence must have one length and one index, and no pack may have too many tokens.
@@ -383,11 +383,11 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, r
     in_pack = np.arange(lengths.size) - np.repeat(packs.offsets[:-1], np.diff(packs.offsets))
     numbers[is_token] = np.repeat(in_pack + 1, lengths)
     for name, expected in (("position_ids", positions), ("sequence_ids", numbers)):
-        _raise_for_first_slot(packs, name, _read_token_column(packs, name, *positions.shape) != expected)
+        _raise_for_first_wrong_slot(packs, name, _read_token_column(packs, name, *positions.shape) != expected)
     tokens = rows.find_token_positions(row_of_sequence, packs.starts, lengths)
     for name in layout.columns.aligned:
         stored, right = _read_token_column(packs, name, *positions.shape), rows.values[name][tokens]
-        _raise_for_first_slot(packs, name, ~is_token & (stored != padding_value(name)))
+        _raise_for_first_wrong_slot(packs, name, ~is_token & (stored != padding_value(name)))
         of_bits = np.dtype(f"u{right.itemsize}")  # compare the bits, because NaN does not equal NaN
         different = stored[is_token].view(of_bits) != right.view(of_bits)
         if different.any():
@@ -409,7 +409,7 @@ def _read_token_column(packs: _PackedRowGroup, column: str, pack_count: int, slo
     return values[offsets[0] : offsets[-1]].reshape(pack_count, slots)
 
 
-def _raise_for_first_slot(packs: _PackedRowGroup, column: str, is_wrong: AnyArray) -> None:
+def _raise_for_first_wrong_slot(packs: _PackedRowGroup, column: str, is_wrong: AnyArray) -> None:
     """Raise a FailedError that names the first slot for which `is_wrong` is true. Do nothing if no slot is wrong."""
     if is_wrong.any():
         pack, slot = np.unravel_index(int(np.argmax(is_wrong)), is_wrong.shape)
@@ -418,7 +418,7 @@ def _raise_for_first_slot(packs: _PackedRowGroup, column: str, is_wrong: AnyArra
         )
 
 
-def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, row_of_sequence: IntArray) -> None:
+def _check_scalar_columns(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, row_of_sequence: IntArray) -> None:
     """Check the scalar columns of packs. Each sequence must have the values of the table row that it comes from."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:

@@ -37,7 +37,7 @@ from gaudi_bert.common.files import atomic_file, exclusive_lock, get_store_url, 
 from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packs.verify import PackedFolder
-from gaudi_bert.tfrecords.files import identify_file
+from gaudi_bert.tfrecords.files import compute_file_identity
 from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -101,7 +101,7 @@ def convert_to_hdf5(
                 task.advance(metadata.packs / len(shards))
 
             list(map_in_threads(convert_shard, shards, workers, lambda: np.zeros(0, np.uint8)))
-        write_json(sibling, _make_vendor_metadata(metadata, strategies))
+        write_json(sibling, _build_habana_metadata(metadata, strategies))
         content = Conversion(format="hdf5", files=len(shards), packs=metadata.packs, sequences=metadata.sequences)
         content.write(final)
     return StageOutput(content, seconds=round(time.monotonic() - started, 3))
@@ -145,7 +145,7 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
         target: The HDF5 file to write.
     """
     records = RecordFiles([shard], PackedSchema.from_sizes(metadata))
-    packs = int(records.sizes[0])
+    packs = int(records.record_counts[0])
     widths: dict[Axis, int] = {"tokens": metadata.max_sequence_length, "masked": slots, "sequences": _MAX_SEQUENCES}
     options = {"compression": "gzip", "compression_opts": _GZIP_LEVEL, "track_times": False}
     # Specify the version of the HDF5 format and store no timestamps, so that the same packs always produce the same bytes.
@@ -175,7 +175,7 @@ def _packs_per_chunk(metadata: RecordMetadata) -> int:
 
 def _read_packs_in_batches(records: RecordFiles, metadata: RecordMetadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
     """Read the packs of one shard in batches, and yield (index of the first pack, feature arrays by name) for each batch."""
-    packs, step = int(records.sizes[0]), _packs_per_chunk(metadata)
+    packs, step = int(records.record_counts[0]), _packs_per_chunk(metadata)
     for first in range(0, packs, step):
         numbers = np.arange(first, min(first + step, packs))
         yield first, records.read_records(np.zeros_like(numbers), numbers)
@@ -218,7 +218,7 @@ def _check_all_packs(
     def check_shard(stated_shard: Shard, _: ByteArray) -> None:
         """Check one shard, and add its packs to the statistics of sequence lengths and masked positions."""
         shard = packed / stated_shard.name
-        if identify_file(shard).crc32c != stated_shard.crc32c:
+        if compute_file_identity(shard).crc32c != stated_shard.crc32c:
             raise FailedError(f"{shard}: the CRC-32C of the shard differs from the manifest of its group; {metadata.remedy}")
         for first, columns in _read_packs_in_batches(RecordFiles([shard], PackedSchema.from_sizes(metadata)), metadata):
             used = columns["masked_lm_weights"] > 0
@@ -243,7 +243,7 @@ def _check_all_packs(
     return strategies, max(masked)
 
 
-def _make_vendor_metadata(metadata: RecordMetadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
+def _build_habana_metadata(metadata: RecordMetadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
     """Return the content of `OUT_metadata.json`, the file that Habana's trainer reads next to the HDF5 folder.
 
     `top_8_strategies` contains the sequence lengths of the eight most frequent strategies. A strategy is the combination of

@@ -76,7 +76,7 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     return sizes
 
 
-def identify_file(path: Path) -> InputFile:
+def compute_file_identity(path: Path) -> InputFile:
     """Read a file and return its name, size and CRC-32C.
 
     Raises:
@@ -89,14 +89,14 @@ def identify_file(path: Path) -> InputFile:
     return InputFile(name=path.name, bytes=size, crc32c=checksum)
 
 
-def identify_bad_file(path: Path) -> InputFile:
+def compute_bad_file_identity(path: Path) -> InputFile:
     """Return the name, size and CRC-32C of an input file that is not a valid record file.
 
     If this process has no permission to read the file, the CRC-32C is 0.
     """
     if not os.access(path, os.R_OK, effective_ids=True):
         return InputFile(name=path.name, bytes=path.stat().st_size, crc32c=0)
-    return identify_file(path)
+    return compute_file_identity(path)
 
 
 def get_records_folder(records: str | Path) -> Path:

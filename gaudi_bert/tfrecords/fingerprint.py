@@ -37,7 +37,7 @@ from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import position_varints_size
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features
 from gaudi_bert.tfrecords.wire.framing import ScanStatus, check_frame
-from gaudi_bert.tfrecords.wire.values import is_all_zero, is_repeated_byte, measure_non_padding
+from gaudi_bert.tfrecords.wire.values import compute_unpadded_size, is_all_zero, is_repeated_byte
 
 _FIRST_KEY = as_word(0x1F3D5B79A2C4E687)
 _SECOND_KEY = as_word(0x6C8E944D1F123BB5)
@@ -192,19 +192,23 @@ class ScannedPacks(NamedTuple):
     starts: IntArray
 
 
-class _Cursor(NamedTuple):
-    """The memory addresses where one sequence begins in the features of its pack.
+# The number of sequences in a pack, or -1 if the pack is not encoded as this package writes it.
+_SequenceCountOrInvalid = int
 
-    All attributes except `used` are addresses of the sequence's first value in a feature.
+
+class _PackPosition(NamedTuple):
+    """A position between two sequences of a pack, as one memory address in each of the pack's features.
+
+    All attributes except `used` are the addresses where the values of the next sequence begin.
 
     Attributes:
         ids: In `input_ids`.
         segments: In `segment_ids`.
-        numbers: In `input_mask`, which contains the number of the sequence for each token.
+        numbers: In `input_mask`, which contains the sequence number of each token.
         positions: In `positions`.
         masked_ids: In `masked_lm_ids`.
         masked_positions: In `masked_lm_positions`.
-        used: The number of masked slots that the sequences before this one use.
+        used: The number of masked slots that the sequences before this position use.
     """
 
     ids: int
@@ -359,7 +363,7 @@ def _count_non_padding_tokens(spans: RowArray, length: int) -> int:
 
 
 @kernel_without_refcounts
-def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, end: _Cursor) -> bool:
+def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, end: _PackPosition) -> bool:
     """Return whether every feature of a pack contains only zeros after the last sequence.
 
     Args:
@@ -379,7 +383,7 @@ def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, en
         and is_all_zero(end.masked_positions, unused)
         and is_all_zero(spans[PackedFeature.MASKED_LM_WEIGHTS].start + 4 * end.used, 4 * unused)
         and is_all_zero(spans[PackedFeature.NEXT_SENTENCE_LABELS].start + sequence_count, sizes.depth - sequence_count)
-        and measure_non_padding(masked_ids.start, masked_ids.bytes, sizes.slots, end.used) >= 0
+        and compute_unpadded_size(masked_ids.start, masked_ids.bytes, sizes.slots, end.used) >= 0
     )
 
 
@@ -403,25 +407,25 @@ def _skip_masked_positions(address: int, end: int, count: int, first_token: int,
 
 
 @kernel_without_refcounts
-def _check_sequence_and_advance(
+def _check_sequence_and_find_end(
     spans: RowArray,
     sizes: PackSizes,
-    cursor: _Cursor,
+    position: _PackPosition,
     sequence_number: int,
     start_token: int,
     end_token: int,
-    position_varints: int,
-) -> tuple[bool, _Cursor]:
+    position_varints_address: int,
+) -> tuple[bool, _PackPosition]:
     """Check the encoding of one sequence in a pack, and return where the next sequence begins.
 
     Args:
         spans: The addresses and sizes of the pack's features.
         sizes: The sizes of the pack.
-        cursor: The position of the sequence.
+        position: The position of the sequence.
         sequence_number: The number of the sequence in its pack, from 1.
         start_token: The number of the sequence's first token in the row.
         end_token: The number of the token after its last one.
-        position_varints: The address of the varints 0, 1, 2, ...
+        position_varints_address: The address of the varints 0, 1, 2, ...
 
     Returns:
         (whether the sequence is encoded as this package writes it, the position after it).
@@ -430,37 +434,37 @@ def _check_sequence_and_advance(
     ids, numbers, positions = spans[PackedFeature.INPUT_IDS], spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
     masked_ids, masked_positions = spans[PackedFeature.MASKED_LM_IDS], spans[PackedFeature.MASKED_LM_POSITIONS]
     weights = spans[PackedFeature.MASKED_LM_WEIGHTS].start
-    masked = _count_masked_slots_of_sequence(weights + 4 * cursor.used, sizes.slots - cursor.used, sequence_number)
-    after = _Cursor(
-        _skip_varints(cursor.ids, ids.start + ids.bytes, token_count),
-        cursor.segments + token_count,
-        _skip_repeated_varint(cursor.numbers, numbers.start + numbers.bytes, sequence_number, token_count),
-        cursor.positions + positions_size,
-        _skip_varints(cursor.masked_ids, masked_ids.start + masked_ids.bytes, masked),
+    masked = _count_masked_slots_of_sequence(weights + 4 * position.used, sizes.slots - position.used, sequence_number)
+    after = _PackPosition(
+        _skip_varints(position.ids, ids.start + ids.bytes, token_count),
+        position.segments + token_count,
+        _skip_repeated_varint(position.numbers, numbers.start + numbers.bytes, sequence_number, token_count),
+        position.positions + positions_size,
+        _skip_varints(position.masked_ids, masked_ids.start + masked_ids.bytes, masked),
         _skip_masked_positions(
-            cursor.masked_positions, masked_positions.start + masked_positions.bytes, masked, start_token, end_token
+            position.masked_positions, masked_positions.start + masked_positions.bytes, masked, start_token, end_token
         ),
-        cursor.used + masked,
+        position.used + masked,
     )
     is_valid = (
         min(after.ids, after.numbers, after.masked_ids, after.masked_positions) >= 0
         and masked <= sizes.predictions
         and after.positions <= positions.start + positions.bytes
-        and _has_equal_bytes(cursor.positions, position_varints, positions_size)
+        and _has_equal_bytes(position.positions, position_varints_address, positions_size)
     )
     return is_valid, after
 
 
 @kernel_without_refcounts
 def _check_and_hash_pack(
-    spans: RowArray, sizes: PackSizes, position_varints: int, starts: IntArray, hashes: IntArray
-) -> int:
+    spans: RowArray, sizes: PackSizes, position_varints_address: int, starts: IntArray, hashes: IntArray
+) -> _SequenceCountOrInvalid:
     """Check the layout of one pack, and store the hash of each of its sequences in `hashes`.
 
     Args:
         spans: The addresses and sizes of the pack's features.
         sizes: The sizes that the pack must have.
-        position_varints: The address of the varints 0, 1, 2, ...
+        position_varints_address: The address of the varints 0, 1, 2, ...
         starts: int64 [S + 1], is set to the start of each sequence and the end of the last one.
         hashes: int64, receives the hashes.
 
@@ -485,7 +489,7 @@ def _check_and_hash_pack(
     ):
         return -1
     ids = spans[PackedFeature.INPUT_IDS]
-    cursor = _Cursor(
+    position = _PackPosition(
         ids.start,
         spans[PackedFeature.SEGMENT_IDS].start,
         spans[PackedFeature.INPUT_MASK].start,
@@ -494,28 +498,30 @@ def _check_and_hash_pack(
         spans[PackedFeature.MASKED_LM_POSITIONS].start,
         as_word(0),
     )
-    if measure_non_padding(cursor.segments, sizes.length, sizes.length, token_count) < 0:
+    if compute_unpadded_size(position.segments, sizes.length, sizes.length, token_count) < 0:
         return -1
-    if measure_non_padding(ids.start, ids.bytes, sizes.length, token_count) < 0:
+    if compute_unpadded_size(ids.start, ids.bytes, sizes.length, token_count) < 0:
         return -1
     for sequence in range(sequence_count):
         start, end = starts[sequence], starts[sequence + 1]
         label = load_u8(spans[PackedFeature.NEXT_SENTENCE_LABELS].start + sequence)
-        is_valid, after = _check_sequence_and_advance(spans, sizes, cursor, sequence + 1, start, end, position_varints)
+        is_valid, after = _check_sequence_and_find_end(
+            spans, sizes, position, sequence + 1, start, end, position_varints_address
+        )
         if not is_valid or label > 1:
             return -1
-        masked = after.used - cursor.used
+        masked = after.used - position.used
         hashes[sequence] = _combine_hashes(
             end - start,
             masked,
             label,
-            _hash_bytes(cursor.ids, after.ids - cursor.ids, _IDS_SEED),
-            _hash_bytes(cursor.segments, end - start, _SEGMENTS_SEED),
-            _hash_bytes(cursor.masked_ids, after.masked_ids - cursor.masked_ids, _MASKED_IDS_SEED),
-            _hash_positions(cursor.masked_positions, masked, start, _POSITIONS_SEED),
+            _hash_bytes(position.ids, after.ids - position.ids, _IDS_SEED),
+            _hash_bytes(position.segments, end - start, _SEGMENTS_SEED),
+            _hash_bytes(position.masked_ids, after.masked_ids - position.masked_ids, _MASKED_IDS_SEED),
+            _hash_positions(position.masked_positions, masked, start, _POSITIONS_SEED),
         )
-        cursor = after
-    return sequence_count if _has_zero_padding(spans, sizes, sequence_count, cursor) else -1
+        position = after
+    return sequence_count if _has_zero_padding(spans, sizes, sequence_count, position) else -1
 
 
 @kernel_without_refcounts
@@ -536,7 +542,7 @@ def check_and_hash_packs(
         buffer_end: The end of the bytes in the buffer.
         sizes: The sizes that every pack must have.
         table: The feature table of packed records (`wire.features.make_feature_table`).
-        position_varints: The varints 0, 1, 2, ... (`wire.example.encode_position_varints`).
+        position_varints: The varints 0, 1, 2, ... (`wire.example.build_position_varint_table`).
         scanned: The results, which must have room for all packs in the buffer.
 
     Returns:

@@ -26,7 +26,7 @@ from gaudi_bert.common.files import format_location
 from gaudi_bert.common.processor import choose_worker_count
 from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.packing.histogram import build_group_histogram
-from gaudi_bert.tfrecords.files import RecordInputs, identify_bad_file, open_inputs
+from gaudi_bert.tfrecords.files import RecordInputs, compute_bad_file_identity, open_inputs
 from gaudi_bert.tfrecords.scan import (
     RecordScan,
     UnpackedFormat,
@@ -102,7 +102,7 @@ def count_records(
         if begin_artefact(path, path, signature, run.overwrite):
             run.reporter.say(f"{format_location(out)}: the histogram exists already, so there is nothing to do")
             return StageOutput(HistogramFile.read(path), skipped=True)
-        content = _count_files(inputs, sizes, info, on_bad_file, run)
+        content = _count_sequences_in_files(inputs, sizes, info, on_bad_file, run)
         content.write(path)
         return StageOutput(content)
 
@@ -123,7 +123,7 @@ class _CountedRecords(NamedTuple):
     largest_id: int
 
 
-def _count_files(
+def _count_sequences_in_files(
     inputs: RecordInputs,
     sizes: Mapping[Path, int],
     vocabulary: VocabularyInfo | None,
@@ -148,9 +148,9 @@ def _count_files(
             path = files[number]
             with batches.provide_batch(number):
                 try:
-                    return _count_file(path, buffer, task.advance)
+                    return _count_sequences_in_file(path, buffer, task.advance)
                 except InputError as error:
-                    return identify_bad_file(path), str(error)
+                    return compute_bad_file_identity(path), str(error)
 
         results = map_files_in_threads(count_file, range(len(files)), run.workers)
     bad = [result for result in results if not isinstance(result, _CountedRecords)]
@@ -182,7 +182,7 @@ def _count_files(
 def find_file_problem(path: Path) -> str | None:
     """Read a record file, and return the error message if it is invalid, otherwise None."""
     try:
-        _count_file(path, allocate_scan_buffer(), lambda _: None)
+        _count_sequences_in_file(path, allocate_scan_buffer(), lambda _: None)
     except InputError as error:
         return str(error)
     return None
@@ -253,7 +253,7 @@ def _format_file_names(names: Sequence[str], max_names: int = 3) -> str:
     return f"{format_count(len(names), 'file')} ({', '.join(shorten(name, 30) for name in names[:max_names])}{more})"
 
 
-def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _CountedRecords:
+def _count_sequences_in_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _CountedRecords:
     """Check the records of one file, and count its sequences by length and number of masked positions.
 
     Args:
@@ -265,12 +265,12 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
         InputError: The file cannot be read, contains no record, or a record is damaged or violates the contract.
     """
     schema, others = read_record_schema(path)  # all other records must have the sizes of the first
-    indexed = UnpackedFormat.for_pieces(schema, buffer)
+    indexed = UnpackedFormat.for_scan_in_chunks(schema, buffer)
     scan = RecordScan(path, indexed, buffer, progress=progress)
     totals: Counter[int] = Counter()
     pending: list[Int32Array] = []
     largest = 0
-    for _ in scan.read_pieces():
+    for _ in scan.process_chunk_by_chunk():
         rows = indexed.index.rows[: indexed.rows]
         largest = max(largest, find_largest_token_id(indexed.index, indexed.rows, _ID_SEARCH_STEP))
         pending.append(rows["length"] * np.int32(schema.max_predictions + 1) + rows["masked"])

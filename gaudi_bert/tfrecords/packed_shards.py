@@ -45,14 +45,15 @@ from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import (
     SLACK_BYTES,
+    Address,
+    build_position_varint_table,
     encode_feature_keys,
-    encode_position_varints,
     map_entries_size,
     message_size,
     position_varints_size,
-    store_map_entry_head,
+    store_map_entry_prefix,
     store_payload_crc,
-    store_record_head,
+    store_record_prefix,
     store_varint,
     varint_size,
 )
@@ -78,7 +79,7 @@ class _Layout(NamedTuple):
         slots: Q, the number of masked slots of a pack.
         depth: S, the maximum number of sequences in a pack.
         keys: The feature names (`wire.example.encode_feature_keys`).
-        position_varints: The varints 0, 1, 2, ... (`wire.example.encode_position_varints`).
+        position_varints: The varints 0, 1, 2, ... (`wire.example.build_position_varint_table`).
     """
 
     length: int
@@ -104,7 +105,7 @@ class _EncodedPackSizes(NamedTuple):
 
 
 @kernel_without_refcounts
-def _copy_shifted_positions(source_address: int, count: int, offset: int, target_address: int) -> int:
+def _copy_shifted_positions(source_address: Address, count: int, offset: int, target_address: Address) -> Address:
     """Copy the masked positions of a sequence to a pack, after adding `offset` to each.
 
     Args:
@@ -133,7 +134,7 @@ def _copy_shifted_positions(source_address: int, count: int, offset: int, target
 
 
 @kernel_without_refcounts
-def _store_repeated_varint(address: int, value: int, count: int) -> int:
+def _store_repeated_varint(address: Address, value: int, count: int) -> Address:
     """Write `value` as a varint `count` times, and return the address after the last varint.
 
     The value is a sequence number, which is at most 8192, so its varint has one or two bytes.
@@ -148,14 +149,14 @@ def _store_repeated_varint(address: int, value: int, count: int) -> int:
 
 
 @inlined_kernel
-def _store_zeros(address: int, count: int) -> int:
+def _store_zeros(address: Address, count: int) -> Address:
     """Write `count` zero bytes, and return the address after them."""
     fill_bytes(address, 0, count)
     return address + count
 
 
 @kernel_without_refcounts
-def _compute_pack_sizes(
+def _try_compute_pack_sizes(
     group: IndexedSequences, members: Int32Array, layout: _Layout, encoded_sizes: _EncodedPackSizes
 ) -> bool:
     """Compute the encoded size of each feature of a pack, and encode the masked positions.
@@ -167,7 +168,7 @@ def _compute_pack_sizes(
         group: The sequences of the group.
         members: int32, the numbers of the pack's sequences in the group.
         layout: The sizes of a pack.
-        measured: Receives the sizes and the masked positions.
+        encoded_sizes: Receives the sizes and the masked positions.
 
     Returns:
         False if the sequences have more masked positions than the pack has slots, otherwise True.
@@ -206,18 +207,18 @@ def _compute_pack_sizes(
 
 @kernel_without_refcounts
 def _encode_id_and_mask_features(
-    address: int,
+    address: Address,
     group: IndexedSequences,
     members: Int32Array,
     layout: _Layout,
     encoded_sizes: _EncodedPackSizes,
     padding_count: int,
-) -> int:
+) -> Address:
     """Write the protobuf map entries `input_ids` and `input_mask` of a pack, and return the address after them.
 
     `input_mask` contains the sequence number of each token. `padding_count` is the number of padding tokens.
     """
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.INPUT_IDS, encoded_sizes.sizes[PackedFeature.INPUT_IDS]
     )
     base = address_of(group.buffer)
@@ -226,7 +227,7 @@ def _encode_id_and_mask_features(
         copy_bytes(address, base + group.offsets[member] + row.ids, as_word(row.ids_bytes))
         address += row.ids_bytes
     address = _store_zeros(address, padding_count)
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.INPUT_MASK, encoded_sizes.sizes[PackedFeature.INPUT_MASK]
     )
     for index in range(members.size):
@@ -236,19 +237,19 @@ def _encode_id_and_mask_features(
 
 @kernel_without_refcounts
 def _encode_masked_lm_features(
-    address: int,
+    address: Address,
     group: IndexedSequences,
     members: Int32Array,
     layout: _Layout,
     encoded_sizes: _EncodedPackSizes,
     unused_slots: int,
-) -> int:
+) -> Address:
     """Write the protobuf map entries `masked_lm_ids`, `masked_lm_positions` and `masked_lm_weights` of a pack.
 
     The weight of a masked position is the number of its sequence, as float32. `unused_slots` is the number of masked slots
     that the pack does not use. Return the address after the entries.
     """
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.MASKED_LM_IDS, encoded_sizes.sizes[PackedFeature.MASKED_LM_IDS]
     )
     base = address_of(group.buffer)
@@ -258,10 +259,10 @@ def _encode_masked_lm_features(
         address += row.masked_ids_bytes
     address = _store_zeros(address, unused_slots)
     size = encoded_sizes.sizes[PackedFeature.MASKED_LM_POSITIONS]
-    address = store_map_entry_head(address, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
+    address = store_map_entry_prefix(address, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
     copy_bytes(address, address_of(encoded_sizes.positions), size - unused_slots)
     address = _store_zeros(address + size - unused_slots, unused_slots)
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, encoded_sizes.sizes[PackedFeature.MASKED_LM_WEIGHTS]
     )
     for index in range(members.size):
@@ -274,13 +275,13 @@ def _encode_masked_lm_features(
 
 @kernel_without_refcounts
 def _encode_next_sentence_features(
-    address: int,
+    address: Address,
     group: IndexedSequences,
     members: Int32Array,
     layout: _Layout,
     encoded_sizes: _EncodedPackSizes,
     unused_sequences: int,
-) -> int:
+) -> Address:
     """Write the protobuf map entries `next_sentence_labels`, `next_sentence_positions` and `next_sentence_weights` of a
     pack.
 
@@ -288,14 +289,14 @@ def _encode_next_sentence_features(
     than `depth` the pack contains. Return the address after the entries.
     """
     sizes = encoded_sizes.sizes
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.NEXT_SENTENCE_LABELS, sizes[PackedFeature.NEXT_SENTENCE_LABELS]
     )
     for member in members:
         store_u8(address, as_word(group.rows[member].label))
         address += 1
     address = _store_zeros(address, unused_sequences)
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.NEXT_SENTENCE_POSITIONS, sizes[PackedFeature.NEXT_SENTENCE_POSITIONS]
     )
     start = as_word(0)
@@ -303,7 +304,7 @@ def _encode_next_sentence_features(
         address = store_varint(address, start)
         start += group.rows[member].length
     address = _store_zeros(address, unused_sequences)
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.NEXT_SENTENCE_WEIGHTS, sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS]
     )
     for _ in range(members.size):
@@ -314,18 +315,18 @@ def _encode_next_sentence_features(
 
 @kernel_without_refcounts
 def _encode_position_and_segment_features(
-    address: int,
+    address: Address,
     group: IndexedSequences,
     members: Int32Array,
     layout: _Layout,
     encoded_sizes: _EncodedPackSizes,
     padding_count: int,
-) -> int:
+) -> Address:
     """Write the protobuf map entries `positions` and `segment_ids` of a pack, and return the address after them.
 
     Positions count from 0 in each sequence. `padding_count` is the number of padding tokens.
     """
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.POSITIONS, encoded_sizes.sizes[PackedFeature.POSITIONS]
     )
     table = address_of(layout.position_varints)
@@ -334,7 +335,7 @@ def _encode_position_and_segment_features(
         copy_bytes(address, table, size)
         address += size
     address = _store_zeros(address, padding_count)
-    address = store_map_entry_head(
+    address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.SEGMENT_IDS, encoded_sizes.sizes[PackedFeature.SEGMENT_IDS]
     )
     base = address_of(group.buffer)
@@ -347,8 +348,8 @@ def _encode_position_and_segment_features(
 
 @kernel_without_refcounts
 def _encode_pack_features(
-    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, encoded_sizes: _EncodedPackSizes
-) -> int:
+    address: Address, group: IndexedSequences, members: Int32Array, layout: _Layout, encoded_sizes: _EncodedPackSizes
+) -> Address:
     """Write the ten protobuf map entries of a pack, sorted by name, and return the address after the last entry."""
     tokens, masked = as_word(0), as_word(0)
     for member in members:
@@ -392,7 +393,7 @@ def _encode_packs(
         first_pack: The number of the first pack.
         end_pack: The number after the last pack.
         layout: The sizes of a pack.
-        measured: Scratch space.
+        encoded_sizes: Scratch space.
         output: uint8, receives the records.
         record_index: uint32 [end_pack - first_pack, 2], is set to the size and the checksum of each record.
 
@@ -407,13 +408,13 @@ def _encode_packs(
         if prefetched_pack < end_pack:
             _prefetch_pack(group, members[starts[prefetched_pack] : starts[prefetched_pack + 1]])
         pack_members = members[starts[pack] : starts[pack + 1]]
-        if not _compute_pack_sizes(group, pack_members, layout, encoded_sizes):
+        if not _try_compute_pack_sizes(group, pack_members, layout, encoded_sizes):
             return _EncodeStatus.TOO_MANY_MASKED, pack, address - output_start
         content = map_entries_size(layout.keys, encoded_sizes.sizes)
         if address + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
             return _EncodeStatus.OUTPUT_FULL, pack, address - output_start
         after = store_payload_crc(
-            address, _encode_pack_features(store_record_head(address, content), group, pack_members, layout, encoded_sizes)
+            address, _encode_pack_features(store_record_prefix(address, content), group, pack_members, layout, encoded_sizes)
         )
         record_index[pack - first_pack, 0] = after - address
         record_index[pack - first_pack, 1] = load_u32(after - 4)
@@ -426,12 +427,12 @@ def max_packed_record_size(schema: PackedSchema) -> int:
     per_slot = 3 + 2 + 2 + 1  # token id, sequence number, position, segment id
     per_masked = 3 + 2 + 4  # id, position, weight
     per_sequence = 1 + 2 + 4  # label, start, weight
-    heads = len(PackedFeature) * 64
+    prefixes = len(PackedFeature) * 64
     return (
         schema.max_sequence_length * per_slot
         + schema.masked_slots * per_masked
         + schema.depth * per_sequence
-        + heads
+        + prefixes
         + FRAME_BYTES
         + SLACK_BYTES
     )
@@ -458,7 +459,7 @@ class PackEncoder:
             schema.masked_slots,
             schema.depth,
             encode_feature_keys(schema.features),
-            encode_position_varints(),
+            build_position_varint_table(),
         )
 
     def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:

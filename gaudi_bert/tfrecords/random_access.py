@@ -56,13 +56,13 @@ _READ_AHEAD_BYTES = 128 * 1024
 _Pages = mmap.mmap | bytes
 
 
-# The result of `_index_frames`, as (`ScanStatus`, number of complete records, position of the frame where the search
-# stopped).
-_StatusRecordsPosition = tuple[int, int, int]
+# What `_find_record_starts` returns: the `ScanStatus` that tells why the search stopped, the number of complete records, and
+# the position of the frame where it stopped.
+_StatusAndCountAndPosition = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _RecordPositions:
     """The positions and checksums of the records in one file. `RecordFiles.prepare_shard` finds them in advance, so that the
     file opens quickly.
 
@@ -77,7 +77,7 @@ class _Prepared:
     pages: _Pages | None
 
 
-class RecordFiles(ShardFiles["_Prepared"]):
+class RecordFiles(ShardFiles["_RecordPositions"]):
     """Reads records from many files in any order. All records must have the same features.
 
     A `StreamReader` can read the files as its shards.
@@ -110,7 +110,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         return RecordFiles, (self.paths, self.schema, self._counts, self._shards, self._cache)
 
     @property
-    def sizes(self) -> IntArray:
+    def record_counts(self) -> IntArray:
         """The number of records in each file, int64 [files]. If the counts were not given, all files are read to count their
         records.
         """
@@ -118,7 +118,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
             self._counts = [len(self.prepare_shard(file).starts) - 1 for file in range(len(self.paths))]
         return np.asarray(self._counts, np.int64)
 
-    def prepare_shard(self, file: int) -> _Prepared:
+    def prepare_shard(self, shard: int) -> _RecordPositions:
         """Find the positions of the records in a file, so that the file can be opened. If there is a cache, download the
         file first.
 
@@ -126,61 +126,61 @@ class RecordFiles(ShardFiles["_Prepared"]):
             InputError: The file cannot be read, is damaged, has another number of records than expected, or differs from the
                 manifest of its group.
         """
-        path = self.paths[file]
+        path = self.paths[shard]
         if self._cache is not None:
-            self._cache.download(file)
-        indexed = None if self._shards is None else self._shards.read_shard_index(file)
+            self._cache.download(shard)
+        indexed = None if self._shards is None else self._shards.read_shard_index(shard)
         if indexed is not None:
-            return _Prepared(*indexed, None)
+            return _RecordPositions(*indexed, None)
         pages, is_compressed = _map_uncompressed_content(path)
         content = np.frombuffer(pages, np.uint8)
-        count = _index_frames(content, np.empty(0, np.int64))[1] if self._counts is None else int(self._counts[file])
+        count = _find_record_starts(content, np.empty(0, np.int64))[1] if self._counts is None else int(self._counts[shard])
         starts_of_records = np.empty(count, np.int64)
-        status, records, position = _index_frames(content, starts_of_records)
+        status, records, position = _find_record_starts(content, starts_of_records)
         if status != ScanStatus.GOOD:
             raise InputError(f"{format_record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
         if records != count:
             raise InputError(f"{path}: expected {count:,} records, found {records:,}; write the packed data again")
-        if self._shards is not None and self._shards.read_crc32c_from_manifest(file) not in (None, crc32c(content)):
+        if self._shards is not None and self._shards.read_crc32c_from_manifest(shard) not in (None, crc32c(content)):
             raise InputError(
                 f"{path}: the CRC-32C of the shard differs from the manifest of its group; write the packed data again"
             )
-        return _Prepared(np.append(starts_of_records, content.size), None, pages if is_compressed else None)
+        return _RecordPositions(np.append(starts_of_records, content.size), None, pages if is_compressed else None)
 
-    def open_shard(self, file: int, prepared: _Prepared) -> None:
+    def open_shard(self, shard: int, positions: _RecordPositions) -> None:
         """Open a file that `prepare_shard` has prepared, so that its records can be read.
 
         Raises:
             InputError: The file cannot be read, or its size has changed.
         """
-        opened = self._open[file] = _OpenFile(self.paths[file], prepared)
-        self._addresses[file] = opened.addresses
+        opened = self._open[shard] = _OpenFile(self.paths[shard], positions)
+        self._addresses[shard] = opened.addresses
 
-    def close_shard(self, file: int) -> None:
+    def close_shard(self, shard: int) -> None:
         """Close an open file."""
-        self._addresses[file] = 0
-        del self._open[file]
-        self.discard_shard(file)
+        self._addresses[shard] = 0
+        del self._open[shard]
+        self.discard_shard(shard)
 
-    def discard_shard(self, file: int) -> None:
+    def discard_shard(self, shard: int) -> None:
         """Release a file that `prepare_shard` has prepared, so that the cache may evict it."""
         if self._cache is not None:
-            self._cache.release(file)
+            self._cache.release(shard)
 
     def close_shards_except(self, numbers: Iterable[int]) -> None:
         """Close all open files except the given ones."""
         for file in self._open.keys() - set(numbers):
             self.close_shard(file)
 
-    def prefetch_records(self, file: int, first: int, last: int) -> None:
+    def prefetch_records(self, shard: int, first: int, last: int) -> None:
         """Start reading the records `first` to `last` - 1 of an open file into the page cache, without waiting."""
-        self._open[file].advise(mmap.MADV_WILLNEED, first, last)
+        self._open[shard].advise(mmap.MADV_WILLNEED, first, last)
 
-    def drop_pages(self, file: int, first: int, last: int) -> None:
+    def drop_pages(self, shard: int, first: int, last: int) -> None:
         """Remove the records `first` to `last` - 1 of an open file from the memory of this process. The records stay in the
         page cache of the system.
         """
-        self._open[file].advise(mmap.MADV_DONTNEED, first, last)
+        self._open[shard].advise(mmap.MADV_DONTNEED, first, last)
 
     def read_records(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
         """Read n records from any of the files, and return one int32 or float32 array [n, size] per feature, by name.
@@ -207,7 +207,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
             raise IndexError(f"{self.format_location(file, record)}: the file does not contain this record")
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-        bad = _copy_payloads(self._addresses, files, records, lengths, payloads, offsets)
+        bad = _copy_record_payloads(self._addresses, files, records, lengths, payloads, offsets)
         if bad >= 0:
             raise InputError(self._open[int(files[bad])].describe_record_problem(int(records[bad])))
         try:
@@ -273,9 +273,9 @@ class _OpenFile:
         InputError: The file cannot be read, or it has another size than when it was prepared.
     """
 
-    def __init__(self, path: Path, prepared: _Prepared) -> None:
-        self._path, self.starts, self._checksums = path, prepared.starts, prepared.checksums
-        self._pages = _map_file(path) if prepared.pages is None else prepared.pages
+    def __init__(self, path: Path, positions: _RecordPositions) -> None:
+        self._path, self.starts, self._checksums = path, positions.starts, positions.checksums
+        self._pages = _map_file(path) if positions.pages is None else positions.pages
         self._bytes = np.frombuffer(self._pages, np.uint8)
         if self._bytes.size != self.starts[-1]:
             raise InputError(
@@ -301,7 +301,7 @@ class _OpenFile:
         """Return the error message for a record with a wrong length or checksum."""
         start, end = int(self.starts[record]), int(self.starts[record + 1])
         location = format_record_location(self._path, record, start)
-        status, records, _ = _index_frames(self._bytes[start:end], np.empty(0, np.int64))
+        status, records, _ = _find_record_starts(self._bytes[start:end], np.empty(0, np.int64))
         if self._checksums is None or (status == ScanStatus.GOOD and records == 1):
             checksum = masked_crc32c(crc32c(self._bytes[start + 12 : end - 4]))
             if self._checksums is None or checksum != int(self._bytes[end - 4 : end].view("<u4")[0]):
@@ -345,7 +345,7 @@ def _map_uncompressed_content(path: Path) -> tuple[_Pages, bool]:
 
 
 @kernel_without_refcounts
-def _index_frames(buffer: ByteArray, starts: IntArray) -> _StatusRecordsPosition:
+def _find_record_starts(buffer: ByteArray, starts: IntArray) -> _StatusAndCountAndPosition:
     """Find the TFRecords in a buffer, and store the position of each frame in `starts`.
 
     If there are more records than `starts` has elements, the remaining records are only counted. The lengths and their
@@ -375,8 +375,14 @@ def _index_frames(buffer: ByteArray, starts: IntArray) -> _StatusRecordsPosition
     return ScanStatus.GOOD, records, position
 
 
+# The index of the first record in the arguments that cannot be read, or -1 if all can be read.
+_IndexOfFirstBadRecord = int
+
+
 @kernel_without_refcounts
-def _find_payload_lengths(file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
+def _find_payload_lengths(
+    file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray
+) -> _IndexOfFirstBadRecord:
     """Compute the payload sizes of n records in bytes from their positions, and store the sizes in `lengths`.
 
     Args:
@@ -400,9 +406,9 @@ def _find_payload_lengths(file_addresses: IntArray, files: IntArray, records: In
 
 
 @kernel_without_refcounts
-def _copy_payloads(
+def _copy_record_payloads(
     file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
-) -> int:
+) -> _IndexOfFirstBadRecord:
     """Check the lengths and checksums of n records, and copy their payloads to `target`.
 
     Args:
@@ -470,7 +476,7 @@ class ShardCache:
         self._lock = threading.Lock()
         self._copies: dict[int, _Copy] = {}  # the least recently used first
 
-    def check_capacity(self, streams: int, processes: int, sets: int = 1) -> None:
+    def check_capacity_for_open_shards(self, streams: int, processes: int, stream_sets: int = 1) -> None:
         """Check that the cache can hold the shards that a process keeps open and those that it downloads ahead.
 
         The check assumes that these are the largest shards, so that it holds for every order of reading.
@@ -478,18 +484,18 @@ class ShardCache:
         Args:
             streams: The number of streams, each of which reads one shard at a time.
             processes: The number of processes.
-            sets: The number of sets of streams that take turns.
+            stream_sets: The number of sets of streams that take turns.
 
         Raises:
             InputError: The cache is too small.
         """
         ahead = streams // math.gcd(streams, processes)
-        needed = int(np.sort(self._table.bytes)[::-1][: streams * sets + ahead].sum())
+        needed = int(np.sort(self._table.bytes)[::-1][: streams * stream_sets + ahead].sum())
         if needed > self._room:
             raise InputError(
                 f"{self._folder}: store.cache_bytes = {self._room:,} is too small, because each process keeps"
-                f" {streams * sets + ahead} shards in its cache; set it to at least {needed:,} bytes (on Kubernetes, also"
-                " set kubernetes.scratch to twice as much)"
+                f" {streams * stream_sets + ahead} shards in its cache; set it to at least {needed:,} bytes (on Kubernetes,"
+                " also set kubernetes.scratch to twice as much)"
             )
 
     def download(self, shard: int) -> None:
@@ -577,9 +583,10 @@ def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None
 
 
 def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> StoredPacks:
-    """Return the packs of a folder, with the parameters of a global order that mixes the packs of many shards.
+    """Return a `StoredPacks`, which reads the packs of a folder by their numbers or in a shuffled order.
 
-    The order also mixes all regions of the input. The arguments are the same as in `open_shards`.
+    The shuffled order mixes the packs of many shards and of all regions of the input. The arguments are the same as in
+    `open_shards`.
     """
     files, streams = open_shards(folder, metadata, cache), choose_stream_count(metadata.shard_multiple)
     regions = compute_shard_regions(metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed)

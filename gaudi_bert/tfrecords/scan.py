@@ -1,6 +1,6 @@
-"""Read and check record files fast: a kernel processes a file piece by piece, and several threads read several files.
+"""Read and check record files fast: a kernel processes a file chunk by chunk, and several threads read several files.
 
-A `RecordScan` reads one file in pieces that fit into the processor's cache, and passes each piece to a *record format*,
+A `RecordScan` reads one file in chunks that fit into the processor's cache, and passes each chunk to a *record format*,
 which runs a kernel over it. The formats in this module index unpacked records. `verify` has a format that checks and hashes
 packed records.
 
@@ -48,10 +48,10 @@ from gaudi_bert.tfrecords.wire.schema import (
     infer_unpacked_schema,
 )
 from gaudi_bert.tfrecords.wire.values import (
+    compute_unpadded_positions_size,
+    compute_unpadded_size,
     count_leading_one_floats,
     count_leading_ones,
-    measure_masked_positions,
-    measure_non_padding,
 )
 
 # --- the index of unpacked records (numba kernels): framing, both CRCs and every value are checked
@@ -130,10 +130,10 @@ def _check_and_index_record(
     masked = count_leading_one_floats(weights.start, 4 * predictions)
     if token_count <= 0 or masked < 0 or label.bytes != 1 or load_u8(label.start) > 1:
         return False
-    ids_bytes = measure_non_padding(ids.start, ids.bytes, row_length, token_count)
-    masked_ids_bytes = measure_non_padding(masked_ids.start, masked_ids.bytes, predictions, masked)
-    segments_bytes = measure_non_padding(segments.start, row_length, row_length, token_count)
-    positions_bytes = measure_masked_positions(positions.start, positions.bytes, predictions, masked, token_count)
+    ids_bytes = compute_unpadded_size(ids.start, ids.bytes, row_length, token_count)
+    masked_ids_bytes = compute_unpadded_size(masked_ids.start, masked_ids.bytes, predictions, masked)
+    segments_bytes = compute_unpadded_size(segments.start, row_length, row_length, token_count)
+    positions_bytes = compute_unpadded_positions_size(positions.start, positions.bytes, predictions, masked, token_count)
     if ids_bytes < 0 or masked_ids_bytes < 0 or segments_bytes < 0 or positions_bytes < 0:
         return False
     row = rows[row_number]
@@ -257,9 +257,13 @@ def find_largest_token_id(index: IndexedSequences, end_row: int, step: int) -> i
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-PIECE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 FRONT_BYTES = 16
 _MAX_GROWTH_BYTES = 4
+
+
+# Why the scan stopped, and the position in the buffer of the record at which it stopped.
+StatusAndPosition = tuple[ScanStatus, int]
 
 
 class _RecordFormat(Protocol):
@@ -276,26 +280,26 @@ class _RecordFormat(Protocol):
         """The sizes of the features that every record must have."""
         ...
 
-    def start_piece(self) -> None:
-        """Prepare for the next piece of the file. `RecordScan` calls this method before it reads each piece."""
+    def prepare_for_next_chunk(self) -> None:
+        """Prepare for the next chunk of the file. `RecordScan` calls this method before it reads each chunk."""
         ...
 
-    def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
-        """Process the records in `buffer[position:buffer_end]`.
+    def validate_and_collect_records(self, position: int, buffer_end: int) -> StatusAndPosition:
+        """Check the records in `buffer[position:buffer_end]`, and collect what is known about them, such as hashes.
 
         Returns:
-            (why processing stopped, the position of the record at which it stopped).
+            (why the scan stopped, the position of the record at which it stopped).
         """
         ...
 
 
 def allocate_scan_buffer() -> ByteArray:
     """Return a new buffer that is large enough for a `RecordScan` of any file. Each thread needs its own buffer."""
-    return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + PIECE_BYTES, np.uint8)
+    return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + CHUNK_BYTES, np.uint8)
 
 
 class UnpackedFormat:
-    """Checks unpacked records and indexes their sequences. The index covers only the piece of the file that was read last.
+    """Checks unpacked records and indexes their sequences. The index covers only the chunk of the file that was read last.
 
     Attributes:
         schema: The sizes that every record must have.
@@ -311,18 +315,18 @@ class UnpackedFormat:
         self._table = make_feature_table(schema.features)
 
     @classmethod
-    def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
-        """Return a record format for files that are read in pieces into `buffer`. Its index has room for all records of one
-        piece.
+    def for_scan_in_chunks(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
+        """Return a record format for files that are read in chunks into `buffer`. Its index has room for all records of one
+        chunk.
         """
-        rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
+        rows = (CHUNK_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
         return cls(schema, IndexedSequences.empty(buffer, rows))
 
-    def start_piece(self) -> None:
-        """Empty the index before the next piece of the file is read."""
+    def prepare_for_next_chunk(self) -> None:
+        """Empty the index before the next chunk of the file is read."""
         self.rows = 0
 
-    def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
+    def validate_and_collect_records(self, position: int, buffer_end: int) -> StatusAndPosition:
         """Check and index the records in `buffer[position:buffer_end]`.
 
         Returns:
@@ -356,10 +360,10 @@ class CompactedFormat(UnpackedFormat):
         super().__init__(schema, index)
         self._arena, self._position, self._end = arena, start, end
 
-    def start_piece(self) -> None:
+    def prepare_for_next_chunk(self) -> None:
         """Do nothing, because the index must contain the records of the whole file."""
 
-    def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
+    def validate_and_collect_records(self, position: int, buffer_end: int) -> StatusAndPosition:
         """Check and index the records in `buffer[position:buffer_end]`, and copy their values to the arena.
 
         Returns:
@@ -369,7 +373,7 @@ class CompactedFormat(UnpackedFormat):
             ValueError: The arena is too small, which is an error of the caller.
         """
         first = self.rows
-        status, position = super().process_records(position, buffer_end)
+        status, position = super().validate_and_collect_records(position, buffer_end)
         rows = self.index.rows[first : self.rows]
         sizes = (rows[name].sum(dtype=np.int64) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
         needed = int(sum(sizes))
@@ -380,7 +384,7 @@ class CompactedFormat(UnpackedFormat):
 
 
 class RecordScan:
-    """Reads one record file piece by piece, and passes the records to an object that checks and processes them.
+    """Reads one record file chunk by chunk, and passes the records to an object that checks and processes them.
 
     Args:
         path: The file.
@@ -390,7 +394,7 @@ class RecordScan:
 
     Attributes:
         file_bytes: The number of bytes that were read from the disk so far.
-        file_crc32c: The CRC-32C of these bytes. It is complete after the last piece.
+        file_crc32c: The CRC-32C of these bytes. It is complete after the last chunk.
     """
 
     def __init__(
@@ -402,8 +406,8 @@ class RecordScan:
         self.file_crc32c = 0
         self._records_crc32c = 0
 
-    def read_pieces(self) -> Iterator[None]:
-        """Read and process the file piece by piece. Yield after each piece, so that the caller can use its results.
+    def process_chunk_by_chunk(self) -> Iterator[None]:
+        """Read and process the file chunk by chunk. Yield after each chunk, so that the caller can use its results.
 
         Raises:
             InputError: The file cannot be read, is truncated, or contains a record that is damaged or violates the contract.
@@ -413,26 +417,26 @@ class RecordScan:
         view = self.buffer.data
         with RecordStream(self.path) as stream:
             while True:
-                self.format.start_piece()
+                self.format.prepare_for_next_chunk()
                 if buffer_end > start:
                     rest = buffer_end - position
                     self.buffer[start : start + rest] = self.buffer[position:buffer_end].copy()
                     stream_offset += position - start
                     position, buffer_end = start, start + rest
-                count = stream.read_into(view[buffer_end : buffer_end + PIECE_BYTES])
+                count = stream.read_into(view[buffer_end : buffer_end + CHUNK_BYTES])
                 if self._progress is not None:
                     self._progress(stream.file_bytes - self.file_bytes)
                 self.file_bytes = stream.file_bytes
                 if count == 0:
                     break
                 buffer_end += count
-                position = self._process_buffer(position, buffer_end, stream_offset)
+                position = self._scan_until_incomplete_record(position, buffer_end, stream_offset)
                 self.file_crc32c = stream.file_crc32c if stream.compression else self._records_crc32c
                 yield
         if position < buffer_end:
             raise InputError(f"{self._format_location(position + stream_offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
 
-    def _process_buffer(self, position: int, buffer_end: int, stream_offset: int) -> int:
+    def _scan_until_incomplete_record(self, position: int, buffer_end: int, stream_offset: int) -> int:
         """Process the complete records in `buffer[position:buffer_end]`, and return the position of the first incomplete
         record.
 
@@ -446,7 +450,7 @@ class RecordScan:
         """
         rewritten_record, counted_until = -1, position
         while True:
-            status, position = self.format.process_records(position, buffer_end)
+            status, position = self.format.validate_and_collect_records(position, buffer_end)
             counted_until = self._extend_file_crc(counted_until, position)
             if status == ScanStatus.INCOMPLETE:
                 return position

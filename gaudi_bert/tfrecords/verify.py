@@ -45,7 +45,7 @@ from gaudi_bert.packs.verify import (
     prove_group_lower_bound,
     verify_packs,
 )
-from gaudi_bert.tfrecords.files import RecordInputs, identify_bad_file, open_inputs
+from gaudi_bert.tfrecords.files import RecordInputs, compute_bad_file_identity, open_inputs
 from gaudi_bert.tfrecords.fingerprint import (
     PackSizes,
     ScannedPacks,
@@ -54,8 +54,15 @@ from gaudi_bert.tfrecords.fingerprint import (
     sum_hashes,
 )
 from gaudi_bert.tfrecords.histogram import find_file_problem
-from gaudi_bert.tfrecords.scan import PIECE_BYTES, RecordScan, UnpackedFormat, allocate_scan_buffer, map_files_in_threads
-from gaudi_bert.tfrecords.wire.example import encode_position_varints
+from gaudi_bert.tfrecords.scan import (
+    CHUNK_BYTES,
+    RecordScan,
+    StatusAndPosition,
+    UnpackedFormat,
+    allocate_scan_buffer,
+    map_files_in_threads,
+)
+from gaudi_bert.tfrecords.wire.example import build_position_varint_table
 from gaudi_bert.tfrecords.wire.features import make_feature_table
 from gaudi_bert.tfrecords.wire.framing import ScanStatus
 from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, PackedSchema, UnpackedSchema
@@ -138,8 +145,9 @@ class _RecordVerifier:
             InputError: An input file cannot be read.
         """
         metadata, plan_sha256 = self.folder.metadata, self.folder.read_manifest(0).source_sha256
-        # The settings that are stored with the packs must name the plan that the first manifest names, and have the same
-        # values as metadata.json.
+        # settings.json in the packed folder states the settings and the SHA-256 of the plan from which the packs were
+        # written. To detect files that come from different plans, check that these settings are those in metadata.json, and
+        # that the SHA-256 is the one in the manifest of group 0. The other manifests are later compared with this SHA-256.
         path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
         fetch_files(path)
         expected = Signature(
@@ -219,8 +227,8 @@ class _RecordVerifier:
         """
         packed, metadata = self.folder.path, self.folder.metadata
         inputs, shards = ([file for file in files if file.is_input == side] for side in (True, False))
-        fingerprint, lengths = _combine_summaries(shards)
-        input_fingerprint, input_lengths = _combine_summaries(inputs)
+        fingerprint, lengths = _sum_fingerprints_and_lengths(shards)
+        input_fingerprint, input_lengths = _sum_fingerprints_and_lengths(inputs)
         if fingerprint != input_fingerprint or not np.array_equal(lengths, input_lengths):
             records, packs_of_them = ([file.path for file in side] for side in (inputs, shards))
             difference = _describe_difference(records, packs_of_them, PackedSchema.from_sizes(metadata), self.run.workers)
@@ -244,7 +252,7 @@ class _RecordVerifier:
             packs=sum(shard.packs for shard in written),
             **counts_to_json_fields(lengths[1 : metadata.max_sequence_length + 1].tolist()),
             inputs=identities,
-            index_crc32c=_check_group_index(index_path(packed, stored.group), entries, stored.remedy),
+            index_crc32c=_check_index_and_compute_crc32c(index_path(packed, stored.group), entries, stored.remedy),
             shards=written,
         )
         bound = prove_group_lower_bound(self.folder, expected.counts, expected.packs)
@@ -267,7 +275,7 @@ class _RecordVerifier:
         for name in self._path_by_name:
             if name not in known:
                 raise FailedError(f"{packed}: input file {name} was not packed; {metadata.remedy}")
-        self._check_bad_files(names)
+        self._check_skipped_files_still_bad(names)
         vocabulary = self.inputs.vocabulary
         return RecordMetadata(
             # Copy these values instead of computing them again. The sizes were checked against every record, and the other
@@ -280,7 +288,7 @@ class _RecordVerifier:
             bad_files=metadata.bad_files,
         )
 
-    def _check_bad_files(self, names: Sequence[str]) -> None:
+    def _check_skipped_files_still_bad(self, packed_names: Sequence[str]) -> None:
         """Check that the files that packing skipped as bad are unchanged and still cannot be read, and report how many there
         are.
 
@@ -290,11 +298,11 @@ class _RecordVerifier:
         bad_files, remedy = self.folder.metadata.bad_files, self.folder.metadata.remedy
         for bad in bad_files:
             path = self._path_by_name.get(bad.name)
-            if path is None or bad.name in names:
+            if path is None or bad.name in packed_names:
                 problem = "is now missing" if path is None else "is listed in a group manifest"
                 raise FailedError(f"{self.folder.path}: input file {bad.name} was skipped as bad, but {problem}; {remedy}")
             with prefetch_batches([path]) as files, files.provide_batch(0):
-                if identify_bad_file(path) != bad:
+                if compute_bad_file_identity(path) != bad:
                     raise FailedError(f"{path}: the file was skipped as bad, but has changed since then; {remedy}")
                 if find_file_problem(path) is None:
                     raise FailedError(f"{path}: the file was skipped as bad, but is readable; {remedy}")
@@ -306,29 +314,29 @@ class _RecordVerifier:
             )
 
 
-def _check_group_index(path: Path, record_index: Sequence[IndexArray], remedy: str) -> int:
+def _check_index_and_compute_crc32c(index_file: Path, expected_entries: Sequence[IndexArray], remedy: str) -> int:
     """Check that a group's index file contains the correct size and checksum of every record, and return the file's CRC-32C.
 
     Args:
-        path: The index file.
-        record_index: The sizes and checksums that were read, an array uint32 [packs, 2] for each shard.
+        index_file: The index file.
+        expected_entries: The sizes and checksums of the records that were read, an array uint32 [packs, 2] for each shard.
         remedy: What the user can do, for the error message.
 
     Raises:
         FailedError: The index is missing, or states other sizes or checksums.
     """
-    fetch_files(path)
-    expected = np.concatenate(record_index).astype("<u4").tobytes()
-    stored = read_file(path) if path.exists() else None
-    remove_local_copies(path)
+    fetch_files(index_file)
+    expected = np.concatenate(expected_entries).astype("<u4").tobytes()
+    stored = read_file(index_file) if index_file.exists() else None
+    remove_local_copies(index_file)
     if stored is None:
-        raise FailedError(f"{path}: the index is missing; {remedy}")
+        raise FailedError(f"{index_file}: the index is missing; {remedy}")
     if stored != expected:
-        raise FailedError(f"{path}: the sizes and checksums in the index differ from those of the records; {remedy}")
+        raise FailedError(f"{index_file}: the sizes and checksums in the index differ from those of the records; {remedy}")
     return crc32c(expected)
 
 
-# --- reading a file piece by piece: the hash and the length of each sequence
+# --- reading a file chunk by chunk: the hash and the length of each sequence
 
 
 class _PackedFormat:
@@ -337,14 +345,14 @@ class _PackedFormat:
     Attributes:
         schema: The sizes that every record must have.
         count: The number of packs that were read so far.
-        scanned: The hashes and lengths of the current piece. The next piece overwrites them.
+        scanned: The hashes and lengths of the current chunk. The next chunk overwrites them.
     """
 
     def __init__(self, schema: PackedSchema, buffer: ByteArray) -> None:
         self.schema = schema
         self.count = 0
         smallest = 4 * schema.max_sequence_length + 6 * schema.masked_slots + 6 * schema.depth
-        packs = (PIECE_BYTES + MAX_RECORD_BYTES) // smallest + 1
+        packs = (CHUNK_BYTES + MAX_RECORD_BYTES) // smallest + 1
         sequences = (packs + 1) * min(schema.depth, schema.max_sequence_length)
         self.scanned = ScannedPacks(
             hashes=np.empty(sequences, np.int64),
@@ -357,13 +365,13 @@ class _PackedFormat:
         self._buffer = buffer
         self._sizes = PackSizes(schema.max_sequence_length, schema.masked_slots, schema.depth, schema.max_predictions)
         self._table = make_feature_table(schema.features)
-        self._position_varints = encode_position_varints()
+        self._position_varints = build_position_varint_table()
 
-    def start_piece(self) -> None:
-        """Remove the results of the previous piece of the file."""
+    def prepare_for_next_chunk(self) -> None:
+        """Remove the results of the previous chunk of the file."""
         self.scanned.done[:] = 0
 
-    def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
+    def validate_and_collect_records(self, position: int, buffer_end: int) -> StatusAndPosition:
         """Check and hash the packs in `buffer[position:buffer_end]`.
 
         Returns:
@@ -377,10 +385,10 @@ class _PackedFormat:
         return ScanStatus(status), position
 
 
-def _read_hashed_pieces(
+def _hash_sequences_in_chunks(
     path: Path, schema: UnpackedSchema | PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[RecordScan, ScannedPacks]]:
-    """Read an input file or a shard in pieces, and yield the hashes and lengths of the sequences in each piece.
+    """Read an input file or a shard in chunks, and yield the hashes and lengths of the sequences in each chunk.
 
     An unpacked record counts as a pack that contains one sequence. The record index of an input file is empty, because it is
     not needed.
@@ -392,7 +400,7 @@ def _read_hashed_pieces(
         progress: Called with the number of bytes that were read.
 
     Yields:
-        (scan, piece). The arrays of the piece are valid until the next one is requested. After the last piece, the scan has
+        (scan, chunk). The arrays of the chunk are valid until the next one is requested. After the last chunk, the scan has
         the size and CRC-32C of the file.
 
     Raises:
@@ -400,10 +408,10 @@ def _read_hashed_pieces(
     """
     nothing = np.empty(0, np.int64)
     if isinstance(schema, UnpackedSchema):
-        indexed = UnpackedFormat.for_pieces(schema, buffer)
+        indexed = UnpackedFormat.for_scan_in_chunks(schema, buffer)
         hashes = np.empty(indexed.index.offsets.size, np.int64)
         scan = RecordScan(path, indexed, buffer, progress)
-        for _ in scan.read_pieces():
+        for _ in scan.process_chunk_by_chunk():
             hash_unpacked_sequences(indexed.index, indexed.rows, hashes)
             lengths = indexed.index.lengths[: indexed.rows]
             yield (
@@ -420,7 +428,7 @@ def _read_hashed_pieces(
     elif path.stat().st_size:  # a shard may be empty
         checked = _PackedFormat(schema, buffer)
         scan = RecordScan(path, checked, buffer, progress)
-        for _ in scan.read_pieces():
+        for _ in scan.process_chunk_by_chunk():
             scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
             yield (
                 scan,
@@ -440,20 +448,20 @@ def _summarize_file(
 ) -> _FileSummary:
     """Read an input file or a shard, and return its size, checksum, fingerprint and sequence lengths.
 
-    The parameters are those of `_read_hashed_pieces`.
+    The parameters are those of `_hash_sequences_in_chunks`.
     """
     fingerprint, lengths = 0, np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     record_index, size, checksum = [np.zeros((0, 2), np.uint32)], 0, 0
-    for scan, piece in _read_hashed_pieces(path, schema.unpacked_schema if is_input else schema, buffer, progress):
-        fingerprint += int(sum_hashes(piece.hashes))
-        lengths += np.bincount(piece.lengths, minlength=lengths.size)
+    for scan, chunk in _hash_sequences_in_chunks(path, schema.unpacked_schema if is_input else schema, buffer, progress):
+        fingerprint += int(sum_hashes(chunk.hashes))
+        lengths += np.bincount(chunk.lengths, minlength=lengths.size)
         size, checksum = scan.file_bytes, scan.file_crc32c
-        record_index.append(piece.record_index.copy())
+        record_index.append(chunk.record_index.copy())
     identity = InputFile(name=path.name, bytes=size, crc32c=checksum)
     return _FileSummary(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_index))
 
 
-def _combine_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
+def _sum_fingerprints_and_lengths(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
     """Return the combined fingerprint of several files, and the number of their sequences by length."""
     lengths = np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     for file in files:
@@ -507,11 +515,11 @@ def _collect_sequence_hashes(files: Sequence[Path], schema: UnpackedSchema | Pac
     def hash_file(number: int, buffer: ByteArray) -> IntArray:
         """Return the hashes and locations of the sequences in one file."""
         rows, record = [np.zeros((0, 4), np.int64)], 0
-        for _, piece in _read_hashed_pieces(files[number], schema, buffer):
-            sizes = piece.sequences.astype(np.int64)
+        for _, chunk in _hash_sequences_in_chunks(files[number], schema, buffer):
+            sizes = chunk.sequences.astype(np.int64)
             owners = np.repeat(np.arange(sizes.size), sizes)
-            numbers = np.arange(piece.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
-            rows.append(np.stack([piece.hashes, np.full(owners.size, number), record + owners, numbers], axis=1))
+            numbers = np.arange(chunk.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+            rows.append(np.stack([chunk.hashes, np.full(owners.size, number), record + owners, numbers], axis=1))
             record += sizes.size
         return np.concatenate(rows)
 

@@ -40,7 +40,7 @@ from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, certify_token_or_count_bound, check_certificate
 from gaudi_bert.packs.plan import plan_packs
-from gaudi_bert.packs.write import PackingJob, PendingGroups, write_packs
+from gaudi_bert.packs.write import GroupFilesAndSize, PackingJob, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, get_records_folder, open_inputs
 from gaudi_bert.tfrecords.histogram import OnBadFile, count_records
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
@@ -214,7 +214,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         packs = np.array([group.packs for group in self.plan.groups], np.int64)
         return np.cumsum(packs) - packs
 
-    def check_groups(self, inputs: _PlannedRecords, group_numbers: Sequence[int]) -> PendingGroups:
+    def check_and_list_group_files(self, inputs: _PlannedRecords, group_numbers: Sequence[int]) -> GroupFilesAndSize:
         """Check that each of the given groups fits into memory, and that the plan's lower bound on its number of packs is
         correct.
 
@@ -235,10 +235,10 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
                 f"{vocabulary}: the vocabulary has changed since the plan was made; create the histogram and the plan again"
             )
         for number in group_numbers:
-            self._check_lower_bound(number)
+            self._check_lower_bound_of_group(number)
             _check_group_memory(number, self.plan.groups[number], inputs.list_group_files(number), available)
         size = sum(self.plan.groups[number].input_bytes for number in group_numbers)
-        return PendingGroups(list(map(inputs.list_group_files, group_numbers)), size)
+        return GroupFilesAndSize(list(map(inputs.list_group_files, group_numbers)), size)
 
     def write_group(self, inputs: _PlannedRecords, group_number: int, task: Task) -> RecordManifest:
         """Read one group into memory, pack it, and write its shards and its index.
@@ -319,7 +319,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             bad_files=self.plan.bad_files,
         )
 
-    def _check_lower_bound(self, number: int) -> None:
+    def _check_lower_bound_of_group(self, group_number: int) -> None:
         """Check the lower bound that the plan states for the number of packs in a group.
 
         The bound is recomputed in integers from the prices and sequence lengths in the plan.
@@ -327,7 +327,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         Raises:
             InputError: The prices do not prove the bound that the plan states.
         """
-        plan, group = self.plan, self.plan.groups[number]
+        plan, group = self.plan, self.plan.groups[group_number]
         counts = _count_planned_sequences(group, plan.max_sequence_length)
         claimed = certify_token_or_count_bound(counts, plan.depth)
         if group.bound_prices is not None and claimed.bound < group.lower_bound:
@@ -335,10 +335,10 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         try:
             proven = check_certificate(claimed, counts)
         except (FailedError, InputError) as error:
-            raise InputError(f"{self.plan_path}: group {number}: {error}; create the plan again") from error
+            raise InputError(f"{self.plan_path}: group {group_number}: {error}; create the plan again") from error
         if not group.lower_bound <= min(proven, group.packs):
             problem = f"the plan states a lower bound of {group.lower_bound} packs, but its data prove only {proven}"
-            raise InputError(f"{self.plan_path}: group {number}: {problem}; create the plan again")
+            raise InputError(f"{self.plan_path}: group {group_number}: {problem}; create the plan again")
 
 
 def _allocate_buffer(size: int) -> ByteArray:
@@ -385,7 +385,7 @@ def _match_planned_files(records: str | Path, sizes: Mapping[Path, int], plan: W
     return paths
 
 
-def _max_uncompressed_bytes(path: Path) -> int:
+def _compute_max_uncompressed_bytes(path: Path) -> int:
     """Return an upper bound on the uncompressed size of a file in bytes.
 
     A file that is compressed by GZIP or ZLIB is read to its end to compute its size.
@@ -423,7 +423,7 @@ def _read_group_into_memory(
     Raises:
         InputError: A file cannot be read, or its size, CRC-32C or number of sequences differs from the plan.
     """
-    sizes = list(map(_max_uncompressed_bytes, paths))
+    sizes = list(map(_compute_max_uncompressed_bytes, paths))
     buffer = get_buffer(sum(sizes))
     group = IndexedSequences.empty(buffer, sum(file.sequences for file in planned_files))
     tasks, start, row = [], 0, 0
@@ -431,12 +431,14 @@ def _read_group_into_memory(
         tasks.append((path, file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
-    def read_file(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
+    def read_file(task: tuple[Path, InputFile, tuple[int, int], slice], scan_buffer: ByteArray) -> None:
         """Read one file into the part of the buffer that is reserved for it, and fill its rows of the sequence index."""
         path, file, region, rows = task
-        compacted = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
-        scan = RecordScan(path, compacted, pieces, progress)
-        for _piece in scan.read_pieces():
+        compacted = CompactedFormat(
+            schema, IndexedSequences(scan_buffer, group.offsets[rows], group.rows[rows]), buffer, *region
+        )
+        scan = RecordScan(path, compacted, scan_buffer, progress)
+        for _chunk in scan.process_chunk_by_chunk():
             pass
         for what, actual, planned in (
             ("bytes", scan.file_bytes, file.bytes),
@@ -457,8 +459,9 @@ def _read_group_into_memory(
 # A group is read completely before it is packed. It consists of complete files, so that a single large file may exceed the
 # group size in the settings. Without this check, the process could run out of memory after an hour of work.
 
-# The estimated memory of a token: two bytes for its id and one byte for its segment id. Masked positions are ignored, and so
-# is the third byte of token ids above 16,383.
+# The estimated memory of a token, with which `_check_group_memory` decides whether a group fits into memory. Token ids and
+# segment ids are held as varints, with seven bits of the value per byte. A segment id takes one byte. Token ids up to 16,383
+# take at most two. The third byte of larger ids is ignored, and so are the masked positions.
 _BYTES_OF_A_TOKEN = 3
 # The estimated memory of a sequence in addition to its tokens: its index row, its offset and its assignment to a pack.
 _BYTES_OF_A_SEQUENCE = 68

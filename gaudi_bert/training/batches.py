@@ -192,7 +192,7 @@ def read_each_pack_once(
         max_packs: Read only this many packs from the beginning, or all packs if None.
     """
     files = stored_packs.files
-    ends = np.cumsum(files.sizes)
+    ends = np.cumsum(files.record_counts)
     packs = int(ends[-1]) if max_packs is None else min(int(ends[-1]), max_packs)
 
     def batches() -> Iterator[Batch]:
@@ -201,7 +201,7 @@ def read_each_pack_once(
             shards = np.searchsorted(ends, numbers, side="right")
             files.close_shards_except(shards.tolist())
             yield _pad_with_empty_packs(
-                read_packs(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs
+                read_packs(shards, numbers - (ends - files.record_counts)[shards]), len(numbers), batch_packs
             )
 
     return _prefetch_batches(batches(), lambda: files.close_shards_except(()))

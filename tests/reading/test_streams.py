@@ -150,7 +150,7 @@ ROW_GROUPS = [7, 1, 11, 5, 13]
 )
 def test_packs_move_within_what_is_asked_for_and_what_files_allow(window_rows, shuffle_packs, expected) -> None:
     regions = np.array([2, 2, 0, 1, 1])
-    stored = StoredPacks(SimpleNamespace(sizes=SIZES), 2, 2, regions, window_rows)
+    stored = StoredPacks(SimpleNamespace(record_counts=SIZES), 2, 2, regions, window_rows)
     order, by_hand = stored.make_order(7, shuffle_packs), GlobalOrder(SIZES, 7, expected, 2, 2, regions)
     numbers = np.arange(order.packs)
     identical(order.locate_packs(2, numbers)._asdict(), by_hand.locate_packs(2, numbers)._asdict())
@@ -159,6 +159,6 @@ def test_packs_move_within_what_is_asked_for_and_what_files_allow(window_rows, s
 
 
 def test_a_rank_that_no_process_has_is_refused() -> None:
-    stored = StoredPacks(SimpleNamespace(sizes=SIZES), 2)
+    stored = StoredPacks(SimpleNamespace(record_counts=SIZES), 2)
     with pytest.raises(InputError, match=r"rank = 2: .*0 to 1"):
         stored.open_reader(stored.make_order(7), 2, 2)

@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_bert.tfrecords.fingerprint import sum_hashes
 from gaudi_bert.tfrecords.scan import allocate_scan_buffer
-from gaudi_bert.tfrecords.verify import _read_hashed_pieces, _summarize_file
+from gaudi_bert.tfrecords.verify import _hash_sequences_in_chunks, _summarize_file
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from tests.builders.effort import tries
 from tests.builders.shards import index_entries
@@ -20,7 +20,9 @@ from tests.oracles.wire import example, frame, random_sequence
 
 def hashes_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> list[int]:
     path.write_bytes(b"".join(frame(example(sequence)) for sequence in sequences))
-    return [int(value) for _, piece in _read_hashed_pieces(path, schema, allocate_scan_buffer()) for value in piece.hashes]
+    return [
+        int(value) for _, piece in _hash_sequences_in_chunks(path, schema, allocate_scan_buffer()) for value in piece.hashes
+    ]
 
 
 def small_changes(sequence: dict) -> list[dict]:
@@ -84,7 +86,7 @@ def test_packed_and_unpacked_hash_alike(tmp_path: Path) -> None:
     payloads = [example(pack_sequences(pack, 301, 63, 7)) for pack in packs]
     (tmp_path / "packed").write_bytes(b"".join(frame(payload) for payload in payloads))
     schema = PackedSchema(301, 63, 7, 9)
-    pieces = [piece for _, piece in _read_hashed_pieces(tmp_path / "packed", schema, allocate_scan_buffer())]
+    pieces = [piece for _, piece in _hash_sequences_in_chunks(tmp_path / "packed", schema, allocate_scan_buffer())]
     assert np.concatenate([piece.hashes for piece in pieces]).tolist() == hashes
     file = _summarize_file(tmp_path / "packed", False, schema, allocate_scan_buffer(), lambda _: None)
     assert file.record_index.tolist() == index_entries(payloads).tolist()

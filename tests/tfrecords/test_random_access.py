@@ -34,7 +34,7 @@ def open_case(case: PackingCase) -> RecordFiles:
 @pytest.mark.parametrize("depth", [1, 3, 7])
 def test_records_are_those_of_the_plain_reader(tmp_path: Path, depth: int) -> None:
     files = pickle.loads(pickle.dumps(open_case(make_case(tmp_path, depth=depth, algorithm="spfhp"))))  # as for a worker
-    places = [(file, record) for file, size in enumerate(files.sizes) for record in range(size)]
+    places = [(file, record) for file, size in enumerate(files.record_counts) for record in range(size)]
     np.random.default_rng(0).shuffle(places)
     numbers, records = np.array(places).T
     read = files.read_records(numbers, records)
@@ -47,7 +47,7 @@ def test_records_are_those_of_the_plain_reader(tmp_path: Path, depth: int) -> No
 
 def test_a_record_that_a_file_has_not_is_not_looked_for_behind_it(case: PackingCase) -> None:
     files = open_case(case)
-    for record in (-1, files.sizes[0]):
+    for record in (-1, files.record_counts[0]):
         with pytest.raises(IndexError, match=f"record {record}: the file does not contain"):
             files.read_records(np.zeros(2, np.int64), np.array([0, record]))
 
@@ -60,7 +60,7 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
     path = tmp_path / "other"
     path.write_bytes(compress(content))
     files = RecordFiles([path], UnpackedSchema(29, 5))
-    assert files.sizes.tolist() == [len(case.sequences)]
+    assert files.record_counts.tolist() == [len(case.sequences)]
     read = files.read_records(np.zeros(3, np.int64), np.array([4, 0, 22]))
     assert read["input_ids"].tolist() == [case.sequences[number]["input_ids"] for number in (4, 0, 22)]
     assert read["masked_lm_weights"].dtype == np.float32
@@ -101,14 +101,14 @@ def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles,
 
 
 def read_all(files: RecordFiles, shard: int) -> dict:
-    numbers = np.arange(files.sizes[shard])
+    numbers = np.arange(files.record_counts[shard])
     return files.read_records(np.full_like(numbers, shard), numbers)
 
 
 def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
     indexed, shard = indexed_case(tmp_path / "indexed")
     assert indexed.prepare_shard(shard).checksums is not None
-    walked = RecordFiles(indexed.paths, indexed.schema, indexed.sizes)
+    walked = RecordFiles(indexed.paths, indexed.schema, indexed.record_counts)
     assert walked.prepare_shard(shard).checksums is None
     for name, values in read_all(walked, shard).items():
         np.testing.assert_array_equal(read_all(indexed, shard)[name], values)
@@ -134,7 +134,7 @@ def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, cha
 def test_sizes_of_another_sum_are_not_used(tmp_path: Path) -> None:
     files, shard = indexed_case(tmp_path, lambda sizes: [*sizes[:-1], sizes[-1] + 1])
     assert files.prepare_shard(shard).checksums is None
-    assert len(read_all(files, shard)["input_ids"]) == files.sizes[shard]
+    assert len(read_all(files, shard)["input_ids"]) == files.record_counts[shard]
 
 
 def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
 def test_a_shard_that_is_a_copy_of_another_is_noticed_by_whoever_reads_it(tmp_path: Path, has_index: bool) -> None:
     """Also by a process that reads one record of it alone, if there is an index; else when the shard is opened."""
     files = open_case(make_case(tmp_path, files=2, depth=1, algorithm="none"))
-    shard, other = np.flatnonzero(files.sizes == files.sizes.max())[:2].tolist()
+    shard, other = np.flatnonzero(files.record_counts == files.record_counts.max())[:2].tolist()
     records = list(map(bytearray, read_records(files.paths[shard])))
     for record in records:  # the last bytes are weights and labels: another label keeps the size
         record[record.index(b"input_ids") + 20] ^= 1
@@ -161,14 +161,14 @@ def test_a_shard_that_is_a_copy_of_another_is_noticed_by_whoever_reads_it(tmp_pa
         for index in files.paths[0].parent.glob("*.index"):
             index.unlink()
     message = r"the checksum differs from the index" if has_index else "the CRC-32C of the shard differs from the manifest"
-    for record in range(int(files.sizes[shard])):
+    for record in range(int(files.record_counts[shard])):
         with pytest.raises(InputError, match=f"{files.paths[shard].name}: .*{message}"):
             files.read_records(np.array([other, shard]), np.array([0, record]))
 
 
 def test_files_are_closed_unless_they_are_excepted(case: PackingCase) -> None:
     files = open_case(case)
-    filled = np.flatnonzero(files.sizes)
+    filled = np.flatnonzero(files.record_counts)
     files.read_records(filled, np.zeros_like(filled))
     assert mapped_files(case.packed) == len(filled)
     files.close_shards_except(filled[:2].tolist())

@@ -52,8 +52,8 @@ def sequence(seed: int) -> dict:
 def scanned(path: Path) -> Iterator[bytes]:
     """The records of a file as the scan leaves them in its buffer: in canonical encoding, if it had to change them."""
     buffer = allocate_scan_buffer()
-    records = UnpackedFormat.for_pieces(read_record_schema(path)[0], buffer)
-    for _ in RecordScan(path, records, buffer).read_pieces():
+    records = UnpackedFormat.for_scan_in_chunks(read_record_schema(path)[0], buffer)
+    for _ in RecordScan(path, records, buffer).process_chunk_by_chunk():
         for offset in records.index.offsets[: records.rows]:
             size = int(buffer[offset - 12 : offset - 4].view("<u8")[0])
             yield buffer[offset : offset + size].tobytes()

@@ -158,7 +158,7 @@ def test_a_bucket_is_read_through_the_shards_of_its_streams(few: PackingCase, s3
     sizes = {table.file_name(shard): int(table.bytes[shard]) for shard in range(len(table))}
     local, room = open_local_records(few.packed), int(np.sort(table.bytes)[-5:].sum())
     with stored_source(few, s3.endpoint, room) as stored:
-        stored.cache.check_capacity(1, 1, 4)
+        stored.cache.check_capacity_for_open_shards(1, 1, 4)
         most, order = 0, TrainingOrder(seed=3, shuffle_packs=4)
         read, expected = (read_training_batches(source, CONFIG, BATCH, order) for source in (stored, local))
         with closing(read), closing(expected):
@@ -225,8 +225,8 @@ def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3
 def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
     """The largest shards: one of each stream, and as many of the next as a process reads at once."""
     table = table_of([7] * 100, range(50, 150))
-    ShardCache(tmp_path, table, 9_000, 1).check_capacity(32, 1)  # 64 of at most 149 bytes
+    ShardCache(tmp_path, table, 9_000, 1).check_capacity_for_open_shards(32, 1)  # 64 of at most 149 bytes
     cache = ShardCache(tmp_path, table, 7_519, 1)
-    cache.check_capacity(32, 2)
+    cache.check_capacity_for_open_shards(32, 2)
     with pytest.raises(InputError, match="7,520 bytes"):
-        cache.check_capacity(32, 1)
+        cache.check_capacity_for_open_shards(32, 1)

@@ -297,12 +297,15 @@ def _decode_feature(feature: memoryview) -> AnyArray:
 # The parameter `address` is the memory address at which a function writes. Functions that write return the address after
 # the last byte that they have written.
 
+# A memory address.
+Address = int
+
 SLACK_BYTES = 64
 
 _KEY_DTYPE = np.dtype([(name, np.int64) for name in ("key_bytes", "word_0", "word_8", "word_16", "list_tag")])
 
 
-def encode_position_varints() -> ByteArray:
+def build_position_varint_table() -> ByteArray:
     """Encode the numbers 0, 1, ..., 8191 as varints, and return their bytes as one uint8 array.
 
     The feature `positions` of a packed record contains the beginning of this sequence for each of its sequences.
@@ -315,7 +318,7 @@ def encode_position_varints() -> ByteArray:
 
 
 def encode_feature_keys(features: Sequence[FeatureSpec]) -> RowArray:
-    """Encode feature names as the structured array that `store_map_entry_head` requires.
+    """Encode feature names as the structured array that `store_map_entry_prefix` requires.
 
     Returns:
         A structured array [features] with the size of the name, its bytes as three words, and the tag of the list that
@@ -346,7 +349,7 @@ def varint_size(value: int) -> int:
 
 
 @inlined_kernel
-def store_varint(address: int, value: int) -> int:
+def store_varint(address: Address, value: int) -> Address:
     """Write `value` as a varint, and return the address after it."""
     while value > 127:
         store_u8(address, (value & 127) | 128)
@@ -371,21 +374,21 @@ def _map_entry_size(key_size: int, values_size: int) -> int:
 
 
 @kernel_without_refcounts
-def map_entries_size(keys: RowArray, values_sizes: IntArray) -> int:
+def map_entries_size(feature_keys: RowArray, values_sizes: IntArray) -> int:
     """Return the total size in bytes of all protobuf map entries of an example, including their tags and lengths.
 
     Args:
-        keys: The feature names from `encode_feature_keys`.
+        feature_keys: The feature names from `encode_feature_keys`.
         values_sizes: int64 [features], the size of each feature's values in bytes.
     """
     total = 0
-    for feature in range(keys.size):
-        total += message_size(_map_entry_size(keys[feature].key_bytes, values_sizes[feature]))
+    for feature in range(feature_keys.size):
+        total += message_size(_map_entry_size(feature_keys[feature].key_bytes, values_sizes[feature]))
     return total
 
 
 @kernel_without_refcounts
-def store_record_head(address: int, entries_size: int) -> int:
+def store_record_prefix(address: Address, entries_size: int) -> Address:
     """Write the beginning of a record up to its first map entry, and return the address of this entry.
 
     These bytes are the payload's length, the CRC of the length, and the tag and length of the field `features`.
@@ -402,7 +405,7 @@ def store_record_head(address: int, entries_size: int) -> int:
 
 
 @kernel_without_refcounts
-def store_payload_crc(record_address: int, payload_end: int) -> int:
+def store_payload_crc(record_address: Address, payload_end: Address) -> Address:
     """Append the CRC of a record's payload to the record, and return the address after the CRC.
 
     Args:
@@ -414,16 +417,16 @@ def store_payload_crc(record_address: int, payload_end: int) -> int:
 
 
 @kernel_without_refcounts
-def store_map_entry_head(address: int, keys: RowArray, feature: int, values_size: int) -> int:
+def store_map_entry_prefix(address: Address, feature_keys: RowArray, feature: int, values_size: int) -> Address:
     """Write a map entry of an example up to its first value, and return the address of this value.
 
     Args:
         address: The address of the map entry.
-        keys: The feature names from `encode_feature_keys`.
-        feature: The index of the feature in `keys`.
+        feature_keys: The feature names from `encode_feature_keys`.
+        feature: The index of the feature in `feature_keys`.
         values_size: The size of the feature's values in bytes.
     """
-    key = keys[feature]
+    key = feature_keys[feature]
     packed = message_size(values_size)
     message = message_size(packed)
     store_u8(address, 0x0A)
@@ -483,7 +486,7 @@ def encode_unpacked_rows(rows: UnpackedRows) -> FramedRecords:
     record_bytes = np.empty(len(rows.lengths), np.int64)
     output = np.empty(len(rows.lengths) * max_unpacked_record_size(schema), np.uint8)
     sizes = np.zeros(len(UnpackedFeature), np.int64)
-    size = _store_unpacked_records(
+    size = _write_records_and_count_bytes(
         UnpackedRows(*map(np.ascontiguousarray, rows)), encode_feature_keys(schema.features), sizes, record_bytes, output
     )
     return FramedRecords(output[:size].copy(), record_bytes)
@@ -491,8 +494,8 @@ def encode_unpacked_rows(rows: UnpackedRows) -> FramedRecords:
 
 def max_unpacked_record_size(schema: UnpackedSchema) -> int:
     """Return an upper bound on the size of an unpacked record in bytes, with its frame and `SLACK_BYTES` of spare room."""
-    heads = 64 * len(UnpackedFeature)
-    return 5 * schema.max_sequence_length + 9 * schema.max_predictions + heads + FRAME_BYTES + SLACK_BYTES
+    prefixes = 64 * len(UnpackedFeature)
+    return 5 * schema.max_sequence_length + 9 * schema.max_predictions + prefixes + FRAME_BYTES + SLACK_BYTES
 
 
 @kernel_without_refcounts
@@ -505,7 +508,7 @@ def _total_varint_size(values: IntArray) -> int:
 
 
 @kernel_without_refcounts
-def _store_padded_varints(address: int, values: IntArray, padding_count: int) -> int:
+def _store_padded_varints(address: Address, values: IntArray, padding_count: int) -> Address:
     """Write `values` as varints, followed by `padding_count` zero bytes, and return the address after them."""
     for value in values:
         address = store_varint(address, value)
@@ -514,7 +517,9 @@ def _store_padded_varints(address: int, values: IntArray, padding_count: int) ->
 
 
 @kernel_without_refcounts
-def _store_unpacked_features(address: int, rows: UnpackedRows, row: int, keys: RowArray, values_sizes: IntArray) -> int:
+def _store_unpacked_features(
+    address: Address, rows: UnpackedRows, row: int, feature_keys: RowArray, values_sizes: IntArray
+) -> Address:
     """Write the seven protobuf map entries of one unpacked example, sorted by name, and return the address after the last
     entry.
 
@@ -522,45 +527,47 @@ def _store_unpacked_features(address: int, rows: UnpackedRows, row: int, keys: R
         address: The address of the first map entry.
         rows: The examples.
         row: The index of the example in `rows`.
-        keys: The feature names from `encode_feature_keys`.
+        feature_keys: The feature names from `encode_feature_keys`.
         values_sizes: int64 [features], the size of each feature's values in bytes.
     """
     tokens, masked = rows.lengths[row], rows.masked[row]
     length, predictions = as_word(rows.input_ids.shape[1]), as_word(rows.masked_lm_ids.shape[1])
     padding, unused = length - tokens, predictions - masked
-    address = store_map_entry_head(address, keys, UnpackedFeature.INPUT_IDS, values_sizes[UnpackedFeature.INPUT_IDS])
+    address = store_map_entry_prefix(
+        address, feature_keys, UnpackedFeature.INPUT_IDS, values_sizes[UnpackedFeature.INPUT_IDS]
+    )
     address = _store_padded_varints(address, rows.input_ids[row, :tokens], padding)
-    address = store_map_entry_head(address, keys, UnpackedFeature.INPUT_MASK, length)
+    address = store_map_entry_prefix(address, feature_keys, UnpackedFeature.INPUT_MASK, length)
     fill_bytes(address, 1, tokens)
     fill_bytes(address + tokens, 0, padding)
-    address = store_map_entry_head(
-        address + length, keys, UnpackedFeature.MASKED_LM_IDS, values_sizes[UnpackedFeature.MASKED_LM_IDS]
+    address = store_map_entry_prefix(
+        address + length, feature_keys, UnpackedFeature.MASKED_LM_IDS, values_sizes[UnpackedFeature.MASKED_LM_IDS]
     )
     address = _store_padded_varints(address, rows.masked_lm_ids[row, :masked], unused)
-    address = store_map_entry_head(
-        address, keys, UnpackedFeature.MASKED_LM_POSITIONS, values_sizes[UnpackedFeature.MASKED_LM_POSITIONS]
+    address = store_map_entry_prefix(
+        address, feature_keys, UnpackedFeature.MASKED_LM_POSITIONS, values_sizes[UnpackedFeature.MASKED_LM_POSITIONS]
     )
     address = _store_padded_varints(address, rows.masked_lm_positions[row, :masked], unused)
-    address = store_map_entry_head(address, keys, UnpackedFeature.MASKED_LM_WEIGHTS, 4 * predictions)
+    address = store_map_entry_prefix(address, feature_keys, UnpackedFeature.MASKED_LM_WEIGHTS, 4 * predictions)
     for _ in range(masked):
         store_u32(address, _ONE_FLOAT)
         address += 4
     fill_bytes(address, 0, 4 * unused)
-    address = store_map_entry_head(address + 4 * unused, keys, UnpackedFeature.NEXT_SENTENCE_LABELS, 1)
+    address = store_map_entry_prefix(address + 4 * unused, feature_keys, UnpackedFeature.NEXT_SENTENCE_LABELS, 1)
     store_u8(address, rows.next_sentence_labels[row])
-    address = store_map_entry_head(address + 1, keys, UnpackedFeature.SEGMENT_IDS, length)
+    address = store_map_entry_prefix(address + 1, feature_keys, UnpackedFeature.SEGMENT_IDS, length)
     return _store_padded_varints(address, rows.segment_ids[row, :tokens], padding)
 
 
 @kernel_without_refcounts
-def _store_unpacked_records(
-    rows: UnpackedRows, keys: RowArray, values_sizes: IntArray, record_sizes: IntArray, output: ByteArray
+def _write_records_and_count_bytes(
+    rows: UnpackedRows, feature_keys: RowArray, values_sizes: IntArray, record_sizes: IntArray, output: ByteArray
 ) -> int:
     """Write unpacked examples to `output` as TFRecords, and return their total size in bytes.
 
     Args:
         rows: The examples.
-        keys: The feature names from `encode_feature_keys`.
+        feature_keys: The feature names from `encode_feature_keys`.
         values_sizes: int64 [features], scratch space.
         record_sizes: int64 [N], is set to the size of each record in bytes.
         output: uint8, receives the records one after the other.
@@ -580,7 +587,7 @@ def _store_unpacked_records(
             _total_varint_size(rows.masked_lm_positions[row, :masked]) + unused
         )
         after = _store_unpacked_features(
-            store_record_head(address, map_entries_size(keys, values_sizes)), rows, row, keys, values_sizes
+            store_record_prefix(address, map_entries_size(feature_keys, values_sizes)), rows, row, feature_keys, values_sizes
         )
         after = store_payload_crc(address, after)
         record_sizes[row] = after - address

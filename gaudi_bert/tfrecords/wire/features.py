@@ -31,8 +31,8 @@ _MESSAGE, _VALUE, _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 0x0A, 0x12, 0x0A, 0x12
 _LONGEST_VARINT = 10
 _SMALL_VALUES = ("input_mask", "segment_ids", "next_sentence_labels")  # one byte per value, nearly always
 
-_HEAD_WORDS = ("head_0", "head_8", "head_16", "head_24", "head_last")
-_KEY_WORDS = ("key_bytes", "key_first", "key_second", "key_last", "list_tag", "head_bytes", "values_bytes", *_HEAD_WORDS)
+_PREFIX_WORDS = ("prefix_0", "prefix_8", "prefix_16", "prefix_24", "prefix_last")
+_KEY_WORDS = ("key_bytes", "key_first", "key_second", "key_last", "list_tag", "prefix_bytes", "values_bytes", *_PREFIX_WORDS)
 _KEY_DTYPE = np.dtype([(name, np.int64) for name in _KEY_WORDS])
 _SPAN_DTYPE = np.dtype([("start", np.int64), ("bytes", np.int64)])
 
@@ -50,10 +50,11 @@ class FeatureTable(NamedTuple):
 
     Attributes:
         keys: A structured array [features] of constants. `key_bytes`, `key_first`, `key_second` and `key_last` are the
-            length and the three words of the key, and `list_tag` is the tag of the list that the feature must contain. If
-            the values of a feature (nearly) always have the same size, the head of its map entry is always the same. Then
-            `head_bytes` is the size of the head, `values_bytes` the size of the values, and `head_0` to `head_last` are the
-            words of the head. Otherwise these fields are 0.
+            length and the three words of the key, and `list_tag` is the tag of the list that the feature must contain. The
+            other fields describe the expected prefix of the feature's map entry, which is everything before the values. It
+            is constant if the values (nearly) always have the same size. Then `prefix_bytes` is the size of the prefix,
+            `values_bytes` the size of the values, and `prefix_0` to `prefix_last` are words of the prefix. Otherwise these
+            fields are 0.
         spans: A structured array [features] with the address (`start`) and the size in bytes (`bytes`) of the values in the
             last record.
         order: int64 [features], the features in the order of the last record. The next record probably has the same order,
@@ -85,25 +86,29 @@ def _encode_feature_key(spec: FeatureSpec) -> tuple[int, ...]:
     starts = (0, min(8, len(key) - 8), len(key) - 8)
     words = [struct.unpack_from("<q", key, start)[0] for start in starts]
     tag = _FLOAT_LIST if spec.kind == "float32" else _INT64_LIST
-    return len(key), *words, tag, *_encode_usual_head(spec, tag)
+    return len(key), *words, tag, *_encode_expected_entry_prefix(spec, tag)
 
 
-def _encode_usual_head(spec: FeatureSpec, list_tag: int) -> list[int]:
-    """Return what `FeatureTable.keys` stores about the usual head of a feature's map entry. The head is everything before
-    the values.
+def _encode_expected_entry_prefix(spec: FeatureSpec, list_tag: int) -> list[int]:
+    """Encode the tags, lengths and name that precede the values of a feature in a record, if these bytes are the same in
+    (nearly) all records.
 
-    The fields are the size of the head, the size of the values, and the five words of the head. They are known only if the
-    values of the feature (nearly) always have the same size. Otherwise all of them are 0.
+    They are the same if the values (nearly) always have the same size, which holds for floats and for integers that take one
+    byte each. `_has_expected_entry_prefix` compares them with a record at once, which is faster than parsing them.
+
+    Returns:
+        The fields of `FeatureTable.keys` from `prefix_bytes` on: the size of these bytes, the size of the values, and five
+        words of the bytes. All are 0 if the size of the values varies.
     """
     if spec.kind != "float32" and spec.name not in _SMALL_VALUES:
-        return [0] * (2 + len(_HEAD_WORDS))
+        return [0] * (2 + len(_PREFIX_WORDS))
     key, size = spec.key_bytes, spec.length * (4 if spec.kind == "float32" else 1)
     values = bytes([_MESSAGE]) + encode_varint(size)
     inner = bytes([list_tag]) + encode_varint(len(values) + size) + values
     entry = bytes([_MESSAGE, len(key)]) + key + bytes([_VALUE]) + encode_varint(len(inner) + size) + inner
-    head = bytes([_MESSAGE]) + encode_varint(len(entry) + size) + entry
-    starts = [min(start, len(head) - 8) for start in (0, 8, 16, 24, len(head) - 8)]
-    return [len(head), size, *(struct.unpack_from("<q", head, start)[0] for start in starts)]
+    prefix = bytes([_MESSAGE]) + encode_varint(len(entry) + size) + entry
+    starts = [min(start, len(prefix) - 8) for start in (0, 8, 16, 24, len(prefix) - 8)]
+    return [len(prefix), size, *(struct.unpack_from("<q", prefix, start)[0] for start in starts)]
 
 
 @inlined_kernel
@@ -168,19 +173,19 @@ def _find_feature_by_key(address: int, key_size: int, keys: RowArray, guessed_fe
 
 
 @inlined_kernel
-def _has_usual_entry_head(address: int, end: int, keys: RowArray, feature: int) -> bool:
-    """Return whether the map entry at `address` ends before `end` and begins with the bytes that usually precede the values
-    of `feature`.
+def _has_expected_entry_prefix(address: int, end: int, keys: RowArray, feature: int) -> bool:
+    """Return whether the map entry at `address` ends before `end` and begins with the bytes that (nearly) always precede the
+    values of `feature` (`_encode_expected_entry_prefix`).
     """
-    usual = keys[feature]
-    head_size = usual.head_bytes
-    if head_size == 0 or head_size + usual.values_bytes > end - address:
+    expected = keys[feature]
+    prefix_size = expected.prefix_bytes
+    if prefix_size == 0 or prefix_size + expected.values_bytes > end - address:
         return False
-    different: int = load_word(address) ^ usual.head_0
-    different |= load_word(address + 8) ^ usual.head_8
-    different |= load_word(address + min(16, head_size - 8)) ^ usual.head_16
-    different |= load_word(address + min(24, head_size - 8)) ^ usual.head_24
-    different |= load_word(address + head_size - 8) ^ usual.head_last
+    different: int = load_word(address) ^ expected.prefix_0
+    different |= load_word(address + 8) ^ expected.prefix_8
+    different |= load_word(address + min(16, prefix_size - 8)) ^ expected.prefix_16
+    different |= load_word(address + min(24, prefix_size - 8)) ^ expected.prefix_24
+    different |= load_word(address + prefix_size - 8) ^ expected.prefix_last
     return different == 0
 
 
@@ -220,8 +225,11 @@ def _is_string_sequence(address: int, end: int) -> bool:
 
 @kernel_without_refcounts
 def _is_well_formed_map_value(address: int, end: int) -> bool:
-    """Return whether [address, end) is a well-formed value of a map entry. It may contain at most one list, and numbers in
-    it must be packed.
+    """Return whether [address, end) is a well-formed protobuf `Feature`, the value of an entry in the map
+    `Features.feature`.
+
+    The `Feature` may contain at most one list, and numbers in it must be packed. Protobuf also permits other encodings, but
+    the kernels do not support them, and leave such records to the general reader.
     """
     address = _find_field_content(address, end, _VALUE)
     if address < 0 or address == end:
@@ -294,10 +302,10 @@ def locate_features(payload_start: int, payload_end: int, table: FeatureTable) -
         return False
     while address < payload_end:
         guessed_feature = order[min(entry_number, last)]
-        if _has_usual_entry_head(address, payload_end, keys, guessed_feature):
+        if _has_expected_entry_prefix(address, payload_end, keys, guessed_feature):
             feature = guessed_feature
             span = spans[feature]
-            address += keys[feature].head_bytes
+            address += keys[feature].prefix_bytes
             span.start = address
             span.bytes = keys[feature].values_bytes
             address += span.bytes

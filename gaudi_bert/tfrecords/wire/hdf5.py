@@ -145,7 +145,7 @@ class Hdf5Rows:
             self._file = require_h5py().File(path, "r")
             self._columns = [_ColumnReader(self._open_dataset(name)) for name in _Rows._fields]
             self.schema = self._read_schema()
-            self._check_claimed_size()
+            self._check_claimed_rows_fit_file()
         self.count = int(self._columns[0].dataset.shape[0])
         self._max_rows = max(1, _PIECE_BYTES // max_unpacked_record_size(self.schema))
 
@@ -169,7 +169,7 @@ class Hdf5Rows:
         count = min(self._max_rows, *map(len, parts))
         rows = _Rows(*(np.ascontiguousarray(part[:count], np.int64) for part in parts))
         lengths, masked = np.empty(count, np.int64), np.empty(count, np.int64)
-        valid_rows = _measure_valid_rows(rows, lengths, masked)
+        valid_rows = _count_valid_rows(rows, lengths, masked)
         columns = (rows.input_ids, rows.segment_ids, rows.masked_lm_positions, rows.masked_lm_ids)
         labels = rows.next_sentence_labels.reshape(-1)
         records, _ = encode_unpacked_rows(
@@ -211,7 +211,7 @@ class Hdf5Rows:
             )
         return dataset
 
-    def _check_claimed_size(self) -> None:
+    def _check_claimed_rows_fit_file(self) -> None:
         """Check that the file is large enough for the number of rows that it claims to contain.
 
         HDF5 uses no space for values that were never written, so a small file could claim any number of rows, and reading
@@ -365,7 +365,7 @@ class _ColumnReader:
 
 
 @kernel_without_refcounts
-def _measure_valid_rows(rows: _Rows, token_counts: IntArray, masked_counts: IntArray) -> int:
+def _count_valid_rows(rows: _Rows, token_counts: IntArray, masked_counts: IntArray) -> int:
     """Count the tokens and masked positions of each row, up to the first row with an invalid value.
 
     Args:

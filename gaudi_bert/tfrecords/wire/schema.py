@@ -204,12 +204,12 @@ def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | Pack
         RecordError: A value violates the contract. The message names the first such value.
     """
     if isinstance(schema, PackedSchema):
-        _check_packed_values(features, schema)
+        _reject_invalid_packed_values(features, schema)
     else:
-        _check_unpacked_values(features)
+        _reject_invalid_unpacked_values(features)
 
 
-def _check_unpacked_values(features: Mapping[str, AnyArray]) -> None:
+def _reject_invalid_unpacked_values(features: Mapping[str, AnyArray]) -> None:
     """Check that the values of an unpacked example are valid.
 
     Raises:
@@ -247,7 +247,7 @@ def _count_leading_ones(values: AnyArray, feature_name: str) -> int:
     return ones
 
 
-def _check_packed_values(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
+def _reject_invalid_packed_values(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
     """Check that the values of a packed example are valid.
 
     Raises:

@@ -106,23 +106,24 @@ def _is_canonical_varint_list(address: int, size: int, value_count: int) -> bool
 
 
 @kernel_without_refcounts
-def measure_non_padding(address: int, size: int, value_count: int, used_count: int) -> int:
+def compute_unpadded_size(address: int, padded_size: int, value_count: int, non_padding_count: int) -> int:
     """Check a list of varints, and return its size in bytes without the trailing padding.
 
     Args:
         address: The address of the list.
-        size: The size of the list in bytes, including padding.
+        padded_size: The size of the list in bytes, including padding.
         value_count: The number of values, including padding.
-        used_count: The number of values before the padding.
+        non_padding_count: The number of values before the padding.
 
     Returns:
-        The size, or -1 unless the list consists of `used_count` canonical varints of at most three bytes, followed by zeros.
+        The size, or -1 unless the list consists of `non_padding_count` canonical varints of at most three bytes, followed by
+        zeros.
     """
-    prefix = size - (value_count - used_count)
+    prefix = padded_size - (value_count - non_padding_count)
     if (
-        prefix < used_count
-        or not is_all_zero(address + prefix, value_count - used_count)
-        or not _is_canonical_varint_list(address, prefix, used_count)
+        prefix < non_padding_count
+        or not is_all_zero(address + prefix, value_count - non_padding_count)
+        or not _is_canonical_varint_list(address, prefix, non_padding_count)
     ):
         return -1
     return prefix
@@ -162,58 +163,61 @@ def count_leading_one_floats(address: int, size: int) -> int:
 
 
 @inlined_kernel
-def _mark_invalid_positions(word: int, previous_bytes: int, sequence_length: int) -> int:
-    """Mark the bytes of `word` that end an invalid masked position, by setting bit 7 of the same bytes in the result.
+def _mark_invalid_masked_positions(position_bytes: int, previous_bytes: int, token_count: int) -> int:
+    """Mark the bytes of `position_bytes` that end an invalid masked position.
 
-    A position is invalid if it has three bytes, is not canonical, or is not less than `sequence_length`. The comparison of a
-    byte b < 128 with a constant c sets bit 7 if b >= c, because (b | 128) - c never borrows from the next byte.
+    The mark is bit 7 of the same byte in the result. A position is invalid if it has three bytes, is not canonical, or is
+    not less than `token_count`. The comparison of a byte b < 128 with a constant c sets bit 7 if b >= c, because
+    (b | 128) - c never borrows from the next byte.
 
     Args:
-        word: Eight bytes of the list of masked positions.
-        previous_bytes: For each byte of `word`, the byte before it.
-        sequence_length: The number of tokens of the sequence.
+        position_bytes: Eight bytes of the list of masked positions.
+        previous_bytes: For each byte of `position_bytes`, the byte before it.
+        token_count: The number of tokens of the sequence.
     """
-    high, low = (sequence_length >> 7) * _ONE_IN_EVERY_BYTE, (sequence_length & 127) * _ONE_IN_EVERY_BYTE
-    ends, follows = ~word, previous_bytes
-    at_least_high = subtract_words(word | _HIGH, high)
-    above_high = subtract_words(word | _HIGH, high + _ONE_IN_EVERY_BYTE)
+    high, low = (token_count >> 7) * _ONE_IN_EVERY_BYTE, (token_count & 127) * _ONE_IN_EVERY_BYTE
+    ends, follows = ~position_bytes, previous_bytes
+    at_least_high = subtract_words(position_bytes | _HIGH, high)
+    above_high = subtract_words(position_bytes | _HIGH, high + _ONE_IN_EVERY_BYTE)
     at_least_low = subtract_words(previous_bytes | _HIGH, low)
-    zero_bytes = _mark_zero_bytes(word)
+    zero_bytes = _mark_zero_bytes(position_bytes)
     two_bytes = ends & follows & (above_high | (at_least_high & at_least_low) | zero_bytes)
-    one_byte = ends & ~follows & subtract_words(word | _HIGH, low)
-    return two_bytes | (word & follows) | (one_byte if sequence_length < 128 else 0)
+    one_byte = ends & ~follows & subtract_words(position_bytes | _HIGH, low)
+    return two_bytes | (position_bytes & follows) | (one_byte if token_count < 128 else 0)
 
 
 @kernel_without_refcounts
-def measure_masked_positions(address: int, size: int, value_count: int, used_count: int, sequence_length: int) -> int:
+def compute_unpadded_positions_size(
+    address: int, padded_size: int, value_count: int, non_padding_count: int, token_count: int
+) -> int:
     """Check a list of masked positions, and return its size in bytes without the trailing padding.
 
     Args:
         address: The address of the list.
-        size: The size of the list in bytes, including padding.
+        padded_size: The size of the list in bytes, including padding.
         value_count: The number of positions, including padding.
-        used_count: The number of positions before the padding.
-        sequence_length: The number of tokens of the sequence.
+        non_padding_count: The number of positions before the padding.
+        token_count: The number of tokens of the sequence.
 
     Returns:
-        The size, or -1 unless the list consists of `used_count` canonical varints from 0 to `sequence_length` - 1, followed
-        by zeros.
+        The size, or -1 unless the list consists of `non_padding_count` canonical varints from 0 to `token_count` - 1,
+        followed by zeros.
     """
-    prefix = size - (value_count - used_count)
-    if prefix < used_count or not is_all_zero(address + prefix, value_count - used_count):
+    prefix = padded_size - (value_count - non_padding_count)
+    if prefix < non_padding_count or not is_all_zero(address + prefix, value_count - non_padding_count):
         return -1
     continued, wrong = as_word(0), as_word(0)
     for number in range(prefix >> 3):
         word = word_at(address, number)
-        wrong |= _mark_invalid_positions(word, word_at(address - 1, number), sequence_length)
+        wrong |= _mark_invalid_masked_positions(word, word_at(address - 1, number), token_count)
         continued += count_bits(word & _HIGH)
     end = address + prefix
     if prefix & 7:
         mask = _HIGH << (8 * (8 - (prefix & 7)))
         word = load_word(end - 8)
-        wrong |= _mark_invalid_positions(word, load_word(end - 9), sequence_length) & mask
+        wrong |= _mark_invalid_masked_positions(word, load_word(end - 9), token_count) & mask
         continued += count_bits(word & mask)
-    if (wrong & _HIGH) != 0 or prefix - continued != used_count or (prefix > 0 and load_u8(end - 1) >= 128):
+    if (wrong & _HIGH) != 0 or prefix - continued != non_padding_count or (prefix > 0 and load_u8(end - 1) >= 128):
         return -1
     return prefix
 

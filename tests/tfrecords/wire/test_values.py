@@ -72,7 +72,9 @@ def test_real_bytes(real: list[int], padding: int, extra: int, wrong_count: int)
     data = b"".join(parts) + bytes(padding)
     values, count = len(real) + padding, max(0, len(real) + wrong_count)
     if count <= values:
-        assert on_bytes(kernels.measure_non_padding, data, values, count) == expected_prefix(data, values, count, 2**21 - 1)
+        assert on_bytes(kernels.compute_unpadded_size, data, values, count) == expected_prefix(
+            data, values, count, 2**21 - 1
+        )
 
 
 @examples(300)
@@ -84,7 +86,7 @@ def test_scan_positions(length: int, data: st.DataObject, padding: int) -> None:
     overlong = data.draw(st.integers(0, 8)) == 0
     parts = [varint(value, extra_bytes=overlong and place == 1) for place, value in enumerate(real)]
     encoded = b"".join(parts) + bytes(padding)
-    found = on_bytes(kernels.measure_masked_positions, encoded, len(real) + padding, len(real), length)
+    found = on_bytes(kernels.compute_unpadded_positions_size, encoded, len(real) + padding, len(real), length)
     assert found == expected_prefix(encoded, len(real) + padding, len(real), length - 1)
 
 
