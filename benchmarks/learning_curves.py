@@ -82,11 +82,11 @@ def without_restart(batch: Batch) -> Batch:
 
 def one_to_a_row(batch: Batch) -> Batch:
     """The sequences of a batch of packs, each in a row of its own; the rows that are left hold nothing."""
-    from gaudi_bert.training.verify_model import join_sequences, split_packs
+    from gaudi_bert.training.verify_model import collate_packs, split_packs
 
     rows = [[placed.sequence] for placed in split_packs(batch)]
     empty = MOST_SEQUENCES - len(rows)
-    return join_sequences([*rows, *([[]] * empty)], SHORT, SHORT_PREDICTIONS, 1)
+    return collate_packs([*rows, *([[]] * empty)], SHORT, SHORT_PREDICTIONS, 1)
 
 
 @dataclass(frozen=True)

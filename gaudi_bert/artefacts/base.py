@@ -121,7 +121,7 @@ class Artefact(BaseModel):
 
     @classmethod
     def json_path_in(cls, path: Path | str) -> Path:
-        """Return the path of the JSON file in a folder.
+        """Return the path of this class's JSON file, which is called `file_name`, in a folder.
 
         Return `path` unchanged if it already ends in `.json`, or if files of this class have no fixed name.
         """
@@ -233,7 +233,7 @@ class InputFile(Artefact):
     sequences: Count = 0
 
     @property
-    def identity(self) -> dict[str, int]:
+    def size_and_crc32c(self) -> dict[str, int]:
         """The size and the checksum of the file. Two files with equal values have the same content, whatever their names
         are.
         """

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.mirrored_folder import (
-    fetch_files,
+    download_missing_files,
     format_path,
     is_mirrored,
     list_names,
@@ -90,51 +90,55 @@ def read_signature(path: Path) -> Signature:
         ) from error
 
 
-def settings_path(artefact: Path, final_file: Path | None = None) -> Path:
+def settings_path(artefact: Path, completion_marker: Path | None = None) -> Path:
     """Return the path of the settings file that belongs to an output file or folder.
 
-    For a folder, it is `settings.json` in the folder of the file `final_file`. For a single file `x.json`, it is
+    For a folder, it is `settings.json` in the folder of the file `completion_marker`. For a single file `x.json`, it is
     `x.settings.json` next to the file. For any other file, such as `x.npy`, it is `x.npy.settings.json`, because files that
     differ only in their suffix are different artefacts.
 
     Args:
         artefact: The output folder or file.
-        final_file: The file that is written last. If the output is a single file, it is this file. By default, a path that
-            has a suffix and is not a folder is considered a single file, and any other path a folder that contains the final
-            file.
+        completion_marker: The file that is written last and marks the output as complete. If the output is a single file,
+            it is this file. By default, a path that has a suffix and is not a folder is considered a single file, and
+            any other path a folder that contains the marker.
 
     Raises:
         InputError: The output is a single file, and its path has no file name.
     """
-    if final_file == artefact or (final_file is None and artefact.suffix and not artefact.is_dir()):
+    if completion_marker == artefact or (completion_marker is None and artefact.suffix and not artefact.is_dir()):
         check_path_to_write(artefact)
         return artefact.with_name(f"{artefact.name.removesuffix('.json')}.settings.json")
-    return (artefact if final_file is None else final_file.parent) / "settings.json"
+    return (artefact if completion_marker is None else completion_marker.parent) / "settings.json"
 
 
-def is_artefact_finished(artefact: Path, final_file: Path, signature: Signature) -> bool:
+def is_artefact_finished(artefact: Path, completion_marker: Path, signature: Signature) -> bool:
     """Return whether an output file or folder is complete and has the given signature.
 
     Nothing is written.
 
     Args:
         artefact: The output folder or file.
-        final_file: The file that is written last. If the output is a single file, it is this file.
+        completion_marker: The file that is written last and marks the output as complete. If the output is a single file,
+            it is this file.
         signature: The expected signature.
     """
-    settings = settings_path(artefact, final_file)
-    fetch_files(settings, final_file)
-    return settings.exists() and final_file.exists() and read_json(settings) == signature.as_json()
+    settings = settings_path(artefact, completion_marker)
+    download_missing_files(settings, completion_marker)
+    return settings.exists() and completion_marker.exists() and read_json(settings) == signature.as_json()
 
 
-def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overwrite: bool = False) -> bool:
+def begin_artefact_unless_finished(
+    artefact: Path, completion_marker: Path, signature: Signature, overwrite: bool = False
+) -> bool:
     """Prepare to write an output file or folder. Return True if it is already complete, so there is nothing to do.
 
     Otherwise, write the settings file. If there is an output with another signature and `overwrite` is set, remove it first.
 
     Args:
         artefact: The output folder or file.
-        final_file: The file that is written last. If the output is a single file, it is this file.
+        completion_marker: The file that is written last and marks the output as complete. If the output is a single file,
+            it is this file.
         signature: The signature of the output.
         overwrite: Whether to replace an output with another signature.
 
@@ -145,25 +149,25 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
         InputError: The path contains other files (see `check_output_path`), or an output with another signature although
             `overwrite` is not set.
     """
-    if is_artefact_finished(artefact, final_file, signature):
+    if is_artefact_finished(artefact, completion_marker, signature):
         return True
-    check_output_path(artefact, final_file, signature.stage, overwrite)
-    settings = settings_path(artefact, final_file)
+    check_output_path(artefact, completion_marker, signature.stage, overwrite)
+    settings = settings_path(artefact, completion_marker)
     difference = describe_first_difference(read_json(settings), signature.as_json(), "now") if settings.exists() else None
     if difference is not None:
-        own, foreign = _split_own_and_foreign_files(artefact, final_file, signature.stage)
-        if not overwrite and not all(_is_hidden(path, artefact, final_file) for path in own):
+        own, foreign = _split_own_and_foreign_files(artefact, completion_marker, signature.stage)
+        if not overwrite and not all(_is_dotfile(path, artefact, completion_marker) for path in own):
             others, remedy = (f" and contains {foreign[0].name}", "") if foreign else ("", ", or pass --overwrite")
             raise InputError(
                 f"{artefact}: the output was written with other settings ({difference}){others}; choose another "
                 f"output{remedy}"
             )
-        remove_artefact(artefact, final_file, signature.stage)
+        remove_artefact(artefact, completion_marker, signature.stage)
     write_json(settings, signature.as_json())
     return False
 
 
-def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: bool = False) -> None:
+def check_output_path(artefact: Path, completion_marker: Path, stage: str, overwrite: bool = False) -> None:
     """Check that a path is free for the output of a stage, or already contains an output of this stage.
 
     Nothing is written or removed.
@@ -172,7 +176,8 @@ def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: b
 
     Args:
         artefact: The output folder or file.
-        final_file: The file that is written last. If the output is a single file, it is this file.
+        completion_marker: The file that is written last and marks the output as complete. If the output is a single file,
+            it is this file.
         stage: The stage that writes the output.
         overwrite: Whether the files of an existing output would be removed.
 
@@ -181,16 +186,16 @@ def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: b
             any file that does not belong to the output is an error, even a hidden one.
     """
     check_path_to_write(artefact)
-    settings, owned = settings_path(artefact, final_file), OWNED[stage]
-    fetch_files(settings, final_file)
-    kind = "file" if final_file == artefact else "folder"
+    settings, owned = settings_path(artefact, completion_marker), OWNED[stage]
+    download_missing_files(settings, completion_marker)
+    kind = "file" if completion_marker == artefact else "folder"
     is_ours = _is_settings_file_of(settings, owned.stages)
-    if is_ours and not overwrite and artefact.is_dir() and final_file != artefact:
+    if is_ours and not overwrite and artefact.is_dir() and completion_marker != artefact:
         return  # listing the folder may be slow, and is not needed, because the caller compares the settings
-    own, foreign = _split_own_and_foreign_files(artefact, final_file, stage)
+    own, foreign = _split_own_and_foreign_files(artefact, completion_marker, stage)
     if not is_ours:
         existing = [*own, *foreign, *([settings] if settings.exists() else [])]
-        visible = [path for path in existing if not _is_hidden(path, artefact, final_file)]
+        visible = [path for path in existing if not _is_dotfile(path, artefact, completion_marker)]
         if visible:
             problem = "already exists" if visible[0] == artefact else f"already contains {visible[0].name}"
             raise InputError(
@@ -204,7 +209,7 @@ def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: b
         )
 
 
-def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
+def remove_artefact(artefact: Path, completion_marker: Path, stage: str) -> None:
     """Remove the output files of a stage, and the folders that become empty.
 
     The final file is removed first and the settings file last. If the process is killed in between, the remaining files are
@@ -213,15 +218,16 @@ def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
 
     Args:
         artefact: The output folder or file.
-        final_file: The file that is written last. If the output is a single file, it is this file.
+        completion_marker: The file that is written last and marks the output as complete. If the output is a single file,
+            it is this file.
         stage: The stage that writes the output.
     """
-    own, _ = _split_own_and_foreign_files(artefact, final_file, stage)
-    files = [path for path in own if path.suffix != ".lock" or path.parent not in (artefact, final_file.parent)]
+    own, _ = _split_own_and_foreign_files(artefact, completion_marker, stage)
+    files = [path for path in own if path.suffix != ".lock" or path.parent not in (artefact, completion_marker.parent)]
     with explain_os_errors(artefact, "remove"):
-        remove_files(*sorted(files, key=lambda path: path != final_file))
-        _remove_empty_folders({path.parent for path in files} - {artefact, artefact.parent, final_file.parent})
-        remove_files(settings_path(artefact, final_file))
+        remove_files(*sorted(files, key=lambda path: path != completion_marker))
+        _remove_empty_folders({path.parent for path in files} - {artefact, artefact.parent, completion_marker.parent})
+        remove_files(settings_path(artefact, completion_marker))
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
@@ -233,22 +239,22 @@ def _remove_empty_folders(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _split_own_and_foreign_files(artefact: Path, final_file: Path, stage: str) -> tuple[list[Path], list[Path]]:
+def _split_own_and_foreign_files(artefact: Path, completion_marker: Path, stage: str) -> tuple[list[Path], list[Path]]:
     """List the files at an output path in two groups: files that the stage can have written, and all other files. The
     settings file is not listed.
 
     Returns:
         (files that can belong to the output, all other files).
     """
-    owned, settings = OWNED[stage], settings_path(artefact, final_file)
-    if final_file == artefact:
+    owned, settings = OWNED[stage], settings_path(artefact, completion_marker)
+    if completion_marker == artefact:
         existing = [artefact] if os.path.lexists(artefact) else []
         return (existing, []) if artefact.is_file() and not artefact.is_symlink() else ([], existing)
     if os.path.lexists(artefact) and not artefact.is_dir():
         return [], [artefact]
     places = [(artefact, owned.names)]
-    if not final_file.is_relative_to(artefact):
-        places.append((final_file.parent, owned.names_beside))
+    if not completion_marker.is_relative_to(artefact):
+        places.append((completion_marker.parent, owned.names_beside))
     own, foreign = list[Path](), list[Path]()
     for folder, names in places:
         for name, is_regular in _list_files_below(folder):
@@ -284,9 +290,9 @@ def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
         return False
 
 
-def _is_hidden(path: Path, artefact: Path, final_file: Path) -> bool:
+def _is_dotfile(path: Path, artefact: Path, completion_marker: Path) -> bool:
     """Return whether a file is hidden, that is, whether any part of its path in the output folder begins with a dot."""
-    folder = next((folder for folder in (artefact, final_file.parent) if path.is_relative_to(folder)), path.parent)
+    folder = next((folder for folder in (artefact, completion_marker.parent) if path.is_relative_to(folder)), path.parent)
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
@@ -369,7 +375,7 @@ class GroupedOutput(Generic[Group, Summary]):
         if not finished:
             check_output_path(self.folder, self.final, self.signature.stage, overwrite)
             with exclusive_lock(settings_path(self.folder, self.final), str(self.folder), wait=True):
-                finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
+                finished = begin_artefact_unless_finished(self.folder, self.final, self.signature, overwrite)
         if finished:
             self.reporter.say(f"{format_path(self.folder)}: the output already exists, so there is nothing to do")
         return finished
@@ -402,7 +408,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """
         for start in range(0, len(groups), _SUMMARIES_PER_BATCH):
             some = groups[start : start + _SUMMARIES_PER_BATCH]
-            fetch_files(*map(self.summary_path, some))
+            download_missing_files(*map(self.summary_path, some))
             yield from ((group, summary) for group in some if (summary := self._read_summary(group)) is not None)
             remove_local_copies(*map(self.summary_path, some))
 

@@ -202,7 +202,7 @@ class HistogramFile(Artefact):
                     raise ValueError(f"length {length} occurs {count} times in total, but {file_count} times in the files")
         return self
 
-    def compute_max_masked(self) -> IntArray | None:
+    def compute_max_masked_positions(self) -> IntArray | None:
         """Return the maximum number of masked positions for each length, int64 [L]. Return None if the histogram has no
         counts per file.
         """

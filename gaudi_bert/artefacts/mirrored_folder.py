@@ -3,8 +3,8 @@
 `mirror_folder(path)` returns the folder in which a stage works. A local path is returned unchanged. For a URL, a new scratch
 folder is created that mirrors the objects below the URL. Each file that a stage completes in it is uploaded immediately
 (`common.files` reports such files). The final file of an output is written last, so it is also uploaded last. Files that
-grow are uploaded when the stage calls `publish_files`, and hidden files are never uploaded. Files of an earlier run are
-downloaded when the stage requests them.
+grow are uploaded when the stage calls `upload_changed_files`, and hidden files are never uploaded. Files of an earlier run
+are downloaded when the stage requests them.
 
 `open_local_copies` downloads complete files or folders, for libraries that read files several times or in any order. Most
 other functions also accept ordinary local paths. They then do the same on the local disk, or nothing if only a store needs
@@ -64,13 +64,13 @@ class _MirroredFolder(Mirror):
         """Return the URL of the object that is mirrored at a local path."""
         return "/".join((self.url, *path.relative_to(self.folder).parts))
 
-    def has_visible_path(self, path: Path) -> bool:
-        """Return whether a path is visible. A path is hidden if any of its parts below this folder begins with a dot."""
-        return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
+    def is_dotfile(self, path: Path) -> bool:
+        """Return whether a file is hidden, that is, whether any part of its path below this folder begins with a dot."""
+        return any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
     def upload_completed(self, path: Path) -> None:
         """Upload a file that has just been written completely, unless it is hidden."""
-        if self.has_visible_path(path):
+        if not self.is_dotfile(path):
             self.upload(path)
 
     def upload(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class _MirroredFolder(Mirror):
 
     def has_changed(self, path: Path) -> bool:
         """Return whether a local file differs from its object in the store. Return False for hidden files."""
-        return self.has_visible_path(path) and self.uploaded_states.get(path) != _read_file_state(path)
+        return not self.is_dotfile(path) and self.uploaded_states.get(path) != _read_file_state(path)
 
     def remove(self, path: Path) -> None:
         """Remove the copy of a local file from the object store, but keep the local file."""
@@ -167,7 +167,7 @@ def format_path(path: Path) -> str:
     return str(path) if mirror is None else mirror.object_url(path)
 
 
-def fetch_files(*paths: Path) -> None:
+def download_missing_files(*paths: Path) -> None:
     """Download the given files that exist in the store but are missing locally.
 
     Do nothing for files that are not in a mirrored folder.
@@ -177,7 +177,7 @@ def fetch_files(*paths: Path) -> None:
         mirror.run_in_threads(mirror.download_if_present, [path for path in paths if not path.exists()])
 
 
-def publish_files(*paths: Path) -> None:
+def upload_changed_files(*paths: Path) -> None:
     """Upload files that grow while a stage runs, such as logs. Do nothing for files that are not in a mirrored folder.
 
     Files that have not changed since they were uploaded are skipped, and so are hidden files.
@@ -255,7 +255,7 @@ def prefetch_batches(batches: Sequence[_Batch], batches_ahead: int = 1) -> Itera
         batches_ahead: How many batches are downloaded before the reader requests them.
 
     Yields:
-        An object with a `provide_batch` method, which makes a batch available.
+        An object with a `keep_batch_local_during` method, which makes a batch available.
     """
     listed = [[batch] if isinstance(batch, Path) else batch for batch in batches]
     mirror = next(
@@ -301,8 +301,8 @@ class _BatchPrefetcher:
         self._fetches: list[list[Future[None]]] = []
 
     @contextmanager
-    def provide_batch(self, number: int) -> Iterator[None]:
-        """Make the files of a batch available locally while the `with` block runs.
+    def keep_batch_local_during(self, batch_number: int) -> Iterator[None]:
+        """Download the files of a batch before the `with` block runs, and remove the local copies after it.
 
         Each batch may be requested once. The order should be approximately ascending, because all batches before the
         requested one are downloaded too.
@@ -314,14 +314,14 @@ class _BatchPrefetcher:
             yield
             return
         with self._lock:
-            for batch in self._batches[len(self._fetches) : number + 1 + self._batches_ahead]:
+            for batch in self._batches[len(self._fetches) : batch_number + 1 + self._batches_ahead]:
                 self._fetches.append(list(map(self._fetch, batch)))
         try:
-            for fetched in self._fetches[number]:
+            for fetched in self._fetches[batch_number]:
                 fetched.result()
             yield
         finally:
-            remove_local_copies(*self._batches[number])
+            remove_local_copies(*self._batches[batch_number])
 
 
 # --- scratch folders
@@ -383,7 +383,7 @@ _WILDCARD = re.compile(r"[*?[]")
 def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
     """Provide the local path that corresponds to a URL while the `with` block runs.
 
-    The path is in a folder that mirrors the bucket. Files are only downloaded when `fetch_files` is called.
+    The path is in a folder that mirrors the bucket. Files are only downloaded when `download_missing_files` is called.
 
     Args:
         location: A URL, or a local path, which is returned unchanged.
@@ -397,28 +397,28 @@ def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> I
         yield folder / key
 
 
-def fetch_matching_files(path: Path) -> None:
+def download_prefix_or_glob(prefix_or_pattern: Path) -> None:
     """Download one object, all objects below a prefix, or all objects that match a glob pattern, to a mirrored folder.
 
     Args:
-        path: The local path that corresponds to the object, the prefix or the pattern.
+        prefix_or_pattern: The local path that corresponds to the object, the prefix or the pattern.
 
     Raises:
         InputError: There are no such objects.
     """
-    parts = _split_bucket_and_key(format_path(path))[1].split("/")
+    path, parts = prefix_or_pattern, _split_bucket_and_key(format_path(prefix_or_pattern))[1].split("/")
     first = next((number for number, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
     # A store can only list objects below a fixed prefix, so split the path before its first wildcard.
     folder, pattern = [path, *path.parents][len(parts) - first], "/".join(parts[first:])
     if not pattern:
-        fetch_files(path)
+        download_missing_files(path)
         if path.is_file():
             return
     matched = pattern.replace("**/", "*")  # `*` also matches a slash here, and the reader ignores files that do not match
     names = [name for name in list_names(folder) if not pattern or fnmatch.fnmatchcase(name, matched)]
     if not names:
         raise InputError(f"{format_path(path)}: the bucket does not exist or contains no such objects; check the URL")
-    fetch_files(*(folder / name for name in names))
+    download_missing_files(*(folder / name for name in names))
 
 
 @contextmanager
@@ -459,7 +459,7 @@ def open_local_copies(
             bucket, key = _split_bucket_and_key(location)
             if bucket not in buckets:
                 buckets[bucket] = stack.enter_context(mirror_folder(Path(bucket), store))
-            fetch_matching_files(buckets[bucket] / key)
+            download_prefix_or_glob(buckets[bucket] / key)
             return buckets[bucket] / key
 
         yield [None if location is None else copy(location) for location in locations]

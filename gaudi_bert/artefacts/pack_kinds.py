@@ -1,4 +1,4 @@
-"""Finds out which kind of packs a folder contains: packed TFRecords, a packed table, several packed tables, or none.
+"""Finds out which format of packs a folder contains: packed TFRecords, a packed table, several packed tables, or none.
 
 Several packed tables with different row lengths are sub-folders of one folder, and `row_lengths.json` describes them.
 """
@@ -52,13 +52,13 @@ def check_no_row_tables(folder: Path) -> None:
         )
 
 
-PackKind = Literal["records", "table"]
+PackFormat = Literal["records", "table"]
 # The commands that write packs, by the name of their stage. If packing has not finished, an error message names the command
 # to run again.
 _COMMANDS = {"write": "gaudi-bert write` or `pack", "pack-table": "gaudi-bert pack", "pack-rows": "gaudi-bert pack"}
 
 
-def find_pack_kind(folder: Path) -> PackKind | None:
+def detect_pack_format(folder: Path) -> PackFormat | None:
     """Return whether a folder contains packed TFRecords or a packed table. Return None if it contains neither.
 
     Only the presence of metadata.json is checked.
@@ -66,9 +66,9 @@ def find_pack_kind(folder: Path) -> PackKind | None:
     Raises:
         InputError: Packing was started in the folder but has not finished.
     """
-    kind = next((kind for kind, path in _metadata_path_by_kind(folder).items() if path.exists()), None)
-    if kind is None and not RowLengthTables.json_path_in(folder).exists():
-        for path in filter(Path.is_file, _list_settings_paths(folder)):
+    found = next((name for name, path in _metadata_path_by_format(folder).items() if path.exists()), None)
+    if found is None and not RowLengthTables.json_path_in(folder).exists():
+        for path in filter(Path.is_file, _settings_path_by_format(folder).values()):
             try:
                 command = _COMMANDS.get(read_signature(path).stage)
             except InputError:  # a file of the user that happens to have this name
@@ -77,24 +77,29 @@ def find_pack_kind(folder: Path) -> PackKind | None:
                 raise InputError(
                     f"{folder}: packing has not finished; run the same `{command}` command again until it finishes"
                 )
-    return kind
+    return found
 
 
-def list_pack_kind_files(folder: Path) -> tuple[Path, ...]:
-    """Return the paths of the files that `find_pack_kind` checks.
+def list_format_detection_files(folder: Path) -> tuple[Path, ...]:
+    """Return the paths of the files that `detect_pack_format` checks.
 
     If the folder is in a store, the caller must download these files first.
     """
-    return *_metadata_path_by_kind(folder).values(), RowLengthTables.json_path_in(folder), *_list_settings_paths(folder)
+    return (
+        *_metadata_path_by_format(folder).values(),
+        RowLengthTables.json_path_in(folder),
+        *_settings_path_by_format(folder).values(),
+    )
 
 
-def _metadata_path_by_kind(folder: Path) -> dict[PackKind, Path]:
+def _metadata_path_by_format(folder: Path) -> dict[PackFormat, Path]:
     """Return where metadata.json is in a folder of packed TFRecords, and where it is in a folder with a packed table."""
     return {"table": folder / NOTES_NAME / METADATA_NAME, "records": folder / METADATA_NAME}
 
 
-def _list_settings_paths(folder: Path) -> tuple[Path, Path]:
-    """Return the two possible paths of the settings file in a folder. The first is for packed TFRecords, and the second for
-    packed tables.
-    """
-    return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowLengthTables.json_path_in(folder))
+def _settings_path_by_format(folder: Path) -> dict[PackFormat, Path]:
+    """Return where the settings file is in a folder of packed TFRecords, and where it is in a folder with packed tables."""
+    return {
+        "records": settings_path(folder, folder / METADATA_NAME),
+        "table": settings_path(folder, RowLengthTables.json_path_in(folder)),
+    }

@@ -32,7 +32,7 @@ from gaudi_bert.artefacts.base import (
     VocabularyInfo,
     manifest_path,
 )
-from gaudi_bert.artefacts.mirrored_folder import fetch_files
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files
 from gaudi_bert.artefacts.pack_kinds import check_no_row_tables
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
@@ -85,7 +85,7 @@ class GroupManifest(Artefact):
         """
         group, number = table.locate_shard(shard)
         path = manifest_path(folder, group)
-        fetch_files(path)
+        download_missing_files(path)
         manifest = cls.read_if_present(path)
         return None if manifest is None else manifest.shards[number].crc32c
 
@@ -359,7 +359,7 @@ class PackedTotals:
 
     def add_group(self, manifest: GroupManifest, crc32c: int = 0) -> None:
         """Add the values in the manifest of a group to the totals. `crc32c` is the checksum of the manifest file."""
-        self._add_values(manifest, "sequences", "packs", "tokens")
+        self._add_manifest_fields(manifest, "sequences", "packs", "tokens")
         counts = np.array(manifest.counts, np.int64)
         self._counts = self._counts + counts if self._counts.size else counts
         packs, sizes = (tuple(getattr(shard, key) for shard in manifest.shards) for key in ("packs", "bytes"))
@@ -367,16 +367,16 @@ class PackedTotals:
         if isinstance(manifest, RecordManifest):
             self.input_names += [file.name for file in manifest.inputs]
         if isinstance(manifest, TableManifest):
-            self._add_values(manifest, "rows", "lower_bound")
+            self._add_manifest_fields(manifest, "rows", "lower_bound")
             self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
             self.algorithms.add(manifest.algorithm_used)
             for key in self.too_long:
                 self.too_long[key] += getattr(manifest.too_long, key)
 
-    def _add_values(self, manifest: GroupManifest, *keys: str) -> None:
-        """For each of the given keys, add the manifest's value to the attribute with the same name."""
-        for key in keys:
-            setattr(self, key, getattr(self, key) + getattr(manifest, key))
+    def _add_manifest_fields(self, manifest: GroupManifest, *field_names: str) -> None:
+        """For each name in `field_names`, add the manifest's field to the attribute of this object with the same name."""
+        for name in field_names:
+            setattr(self, name, getattr(self, name) + getattr(manifest, name))
 
     def to_metadata_fields(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
         """Return the keys and values of metadata.json that are computed from the group manifests.

@@ -57,11 +57,11 @@ class StageRun:
         check_option_combination({"--shard": self.part, "--finish": self.finish})
 
     @property
-    def does_all_parts(self) -> bool:
+    def runs_whole_stage(self) -> bool:
         """Whether the run processes all parts itself, and then also writes the final file."""
         return self.part is None and not self.finish
 
-    def select_part(self, items: Sequence[_Group]) -> Sequence[_Group]:
+    def select_items_of_this_run(self, items: Sequence[_Group]) -> Sequence[_Group]:
         """Return the groups or files that this run has to process. Part K of N consists of every N-th item, starting with
         item K.
         """
@@ -96,7 +96,7 @@ def _fields_as_json(result: Any, *omitted: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StageOutput(Generic[Content]):
-    """The result of a stage that has completed its output.
+    """The final file of a completed stage, how long the stage took, and whether an earlier run had already completed it.
 
     Attributes:
         content: The content of the final file.
@@ -153,7 +153,7 @@ class PlainResult:
         return list(self.text)
 
 
-def build_part_result(groups: int, groups_written: int, totals: PackedTotals | Verification) -> PlainResult:
+def build_partial_run_result(groups: int, groups_written: int, totals: PackedTotals | Verification) -> PlainResult:
     """Return the result of a run that wrote or verified only one part of a packed folder.
 
     Args:
@@ -227,7 +227,7 @@ class PackResult:
 
 
 @dataclass(frozen=True)
-class ByRowLength(Generic[Content]):
+class ResultsByRowLength(Generic[Content]):
     """The results for several packed tables with different row lengths.
 
     Attributes:

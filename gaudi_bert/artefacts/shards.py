@@ -218,7 +218,7 @@ def index_path(folder: Path, group: int) -> Path:
     return folder / f"group-{group:05d}.index"
 
 
-def index_size(packs: int) -> int:
+def index_file_bytes(packs: int) -> int:
     """Return the size in bytes of an index file that describes the given number of packs."""
     return packs * _ENTRY.itemsize
 
@@ -266,10 +266,10 @@ def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedR
     try:
         with open_file(path) as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # do not read ahead
-            data = os.pread(handle.fileno(), index_size(packs), index_size(first))
+            data = os.pread(handle.fileno(), index_file_bytes(packs), index_file_bytes(first))
     except FileNotFoundError:
         return None
-    if len(data) != index_size(packs):
+    if len(data) != index_file_bytes(packs):
         return None
     entries = np.frombuffer(data, "<u4").reshape(packs, 2).astype(np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(entries[:, 0])])

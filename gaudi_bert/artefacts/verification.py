@@ -105,9 +105,9 @@ class Conversion(Artefact):
         return [f"{self.format}: {format_count(self.packs, 'pack')} in {format_count(self.files, 'file')}"]
 
 
-def conversion_path(out: Path) -> Path:
+def conversion_summary_path(hdf5_folder: Path) -> Path:
     """Return the path of the conversion.json file for a folder of HDF5 files.
 
-    The file is in the folder `OUT-conversion` next to `OUT`, because other trainers read every file in `OUT`.
+    The file is in the folder `OUT-conversion` next to the folder `OUT`, because other trainers read every file in `OUT`.
     """
-    return out.with_name(f"{out.name}-conversion") / "conversion.json"
+    return hdf5_folder.with_name(f"{hdf5_folder.name}-conversion") / "conversion.json"

@@ -27,7 +27,7 @@ FINETUNING_NAME = "metrics.json"
 
 
 @dataclass(frozen=True)
-class SplitPaths:
+class DataSplitPaths:
     """The paths of the files of one data split, which is `train` or `evaluation`.
 
     Attributes:
@@ -169,15 +169,15 @@ class WorkFolder:
         """The names of the pipeline's data splits. The split `evaluation` is included only if there is held-out data."""
         return _SPLITS if self.has_evaluation else _SPLITS[:1]
 
-    def split_paths(self, name: str) -> SplitPaths:
+    def data_split_paths(self, split: str) -> DataSplitPaths:
         """Return the paths of the files of one data split, `train` or `evaluation`."""
-        given = self.records if name == "train" else self.evaluation_records
-        suffix = "" if name == "train" else f"-{name}"
-        return SplitPaths(
-            records=given if given is not None else self.examples_folder / name,
+        given = self.records if split == "train" else self.evaluation_records
+        suffix = "" if split == "train" else f"-{split}"
+        return DataSplitPaths(
+            records=given if given is not None else self.examples_folder / split,
             histogram=self.root / f"histogram{suffix}.json",
             plan=self.root / f"plan{suffix}.json",
-            packed=self.root / "packed" / name,
+            packed=self.root / "packed" / split,
         )
 
 

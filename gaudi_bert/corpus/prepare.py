@@ -23,7 +23,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, PreparedVocabulary, TextSource
 from gaudi_bert.artefacts.mirrored_folder import (
-    fetch_files,
+    download_missing_files,
     format_path,
     mirror_folder,
     open_local_copies,
@@ -124,7 +124,7 @@ def _prepare_local_files(
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     user_vocabulary = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
-    fetch_files(settings_path(out))
+    download_missing_files(settings_path(out))
     is_new = not settings_path(out).exists()
     output: GroupedOutput[Section, PreparedSection] = GroupedOutput(
         out,
@@ -145,7 +145,7 @@ def _prepare_local_files(
         if is_new:
             remove_files(settings_path(out))
         raise
-    sections = run.select_part(corpus.sections)
+    sections = run.select_items_of_this_run(corpus.sections)
     if run.part is not None and not sections:
         shard, all_sections = "/".join(map(str, run.part)), format_count(len(corpus.sections), "section")
         run.reporter.say(f"shard {shard}: there is nothing to do, because the output has only {all_sections}")
@@ -214,7 +214,7 @@ def _prepare_vocabulary(
     new one is trained.
     """
     path = out / "vocab.txt"
-    fetch_files(path)
+    download_missing_files(path)
     vocabulary = user_vocabulary
     if vocabulary is None and path.exists():
         return read_vocabulary(path)

@@ -16,7 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path, is_artefact_finished
+from gaudi_bert.artefacts.completion import (
+    Signature,
+    begin_artefact_unless_finished,
+    check_output_path,
+    is_artefact_finished,
+)
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy
 from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, compute_totals
@@ -58,7 +63,7 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
         if not finished:
             check_output_path(path, path, signature.stage, run.overwrite)
             with exclusive_lock(path, str(out), wait=True):
-                finished = begin_artefact(path, path, signature, run.overwrite)
+                finished = begin_artefact_unless_finished(path, path, signature, run.overwrite)
         if finished:
             run.reporter.say(f"{format_location(out)}: the plan already exists, so there is nothing to do")
             return StageOutput(Plan.read(path).totals, seconds=0.0, skipped=True)
@@ -75,7 +80,9 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
 def build_histogram(histogram_file: HistogramFile) -> Histogram:
     """Create the `Histogram` that the packing algorithms need from the content of a histogram.json file."""
     return Histogram(
-        histogram_file.max_sequence_length, np.array(histogram_file.counts, np.int64), histogram_file.compute_max_masked()
+        histogram_file.max_sequence_length,
+        np.array(histogram_file.counts, np.int64),
+        histogram_file.compute_max_masked_positions(),
     )
 
 
@@ -134,7 +141,7 @@ def _build_plan(
     """Return the content of plan.json, given the groups of input files and their packings."""
     planned = tuple(
         PlannedGroup(
-            files=tuple(InputFile(**file.identity, name=file.name, sequences=file.sequences) for file in files),
+            files=tuple(InputFile(**file.size_and_crc32c, name=file.name, sequences=file.sequences) for file in files),
             sequences=packing.sequences,
             packs=packing.packs,
             lower_bound=packing.lower_bound,

@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, InputFile, find_complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.completion import Signature, describe_first_difference
 from gaudi_bert.artefacts.mirrored_folder import (
-    fetch_files,
+    download_missing_files,
     format_path,
     is_mirrored,
     list_names,
@@ -28,7 +28,7 @@ from gaudi_bert.artefacts.mirrored_folder import (
     remove_local_copies,
 )
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedTotals, RecordMetadata, TableMetadata
-from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, build_part_result
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, build_partial_run_result
 from gaudi_bert.artefacts.shards import check_shard_sizes, index_path, list_file_sizes
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import IntArray
@@ -116,7 +116,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
             FailedError: The manifest is missing, is invalid, or differs from the one that metadata.json lists.
         """
         path = manifest_path(self.json_folder, group)
-        fetch_files(path)
+        download_missing_files(path)
         try:
             manifest, crc = self.manifest_type.read(path), crc32c(read_file(path))
         except InputError as error:
@@ -170,7 +170,9 @@ def check_inputs_unchanged(
     Raises:
         FailedError: A file is new, missing or changed. The message names the first one.
     """
-    known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, current_files))
+    known, now = (
+        {file.name: (file.size_and_crc32c, file.sequences) for file in files} for files in (packed_files, current_files)
+    )
     for name in [*now, *known]:
         if now.get(name) != known.get(name):
             problem = "has changed since it was packed" if name in known else "did not exist when the folder was packed"
@@ -249,7 +251,7 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
     folder = verifier.folder
     path = folder.json_folder / VERIFICATION_NAME
     is_writable = is_mirrored(folder.path) or os.access(folder.json_folder, os.W_OK)
-    if not is_writable and not run.does_all_parts:
+    if not is_writable and not run.runs_whole_stage:
         raise InputError(
             f"{folder.path}: the folder is read-only, but --shard must store its results in it; verify the complete "
             "folder without --shard"
@@ -260,14 +262,14 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
         proof = _combine_part_verifications(folder, path, parts)
     else:
         try:
-            proof = _verify_groups(verifier, run.select_part(folder.group_numbers))
+            proof = _verify_groups(verifier, run.select_items_of_this_run(folder.group_numbers))
         except FailedError:
             if is_writable:
                 remove_files(path)
             raise
     if run.part is not None:
         proof.write(part_path(path, run.part))
-        return build_part_result(proof.groups, proof.groups, proof)
+        return build_partial_run_result(proof.groups, proof.groups, proof)
     sums = PackedTotals()
     for manifest in folder.read_manifests():
         sums.add_group(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
@@ -335,7 +337,7 @@ def _combine_part_verifications(
     """Combine the verification results of all parts, and return the result for the complete folder. If there are no parts,
     return its stored result.
     """
-    fetch_files(verification_path, *part_paths)
+    download_missing_files(verification_path, *part_paths)
     if not part_paths and verification_path.exists():
         return Verification.read_matching(verification_path, folder.metadata)
     proofs = [Verification.read(part) for part in part_paths]

@@ -21,8 +21,8 @@ from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.mirrored_folder import is_mirrored, prefetch_batches
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedTotals, RecordManifest
-from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, build_part_result
-from gaudi_bert.artefacts.shards import index_path, index_size
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, build_partial_run_result
+from gaudi_bert.artefacts.shards import index_file_bytes, index_path
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.files import read_file
@@ -151,14 +151,14 @@ def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResu
         removes_packs = job.removes_packs_of_bad_input and run.part is None
         with output.remove_files_on_bad_input() if removes_packs else nullcontext():
             inputs = stack.enter_context(job.open_inputs())
-            numbers = run.select_part(range(job.count_groups(inputs)))
+            numbers = run.select_items_of_this_run(range(job.count_groups(inputs)))
             missing = [] if run.finish else output.find_missing_groups(numbers)
             _write_groups(job, inputs, output, missing)
             if run.part is not None:
                 sums = PackedTotals()
                 for _, manifest in output.read_complete_groups(numbers):
                     sums.add_group(manifest)
-                return build_part_result(len(numbers), len(missing), sums)
+                return build_partial_run_result(len(numbers), len(missing), sums)
         metadata = _write_metadata(job, inputs, output)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 
@@ -168,7 +168,10 @@ def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput
     paths, amount = job.check_and_list_group_files(inputs, group_numbers)
     with output.reporter.task("write", amount, job.unit) as task, prefetch_batches(paths) as batches:
         for batch, number in enumerate(group_numbers):
-            with batches.provide_batch(batch), output.lock_group(number, f"{output.folder}: group {number}") as is_missing:
+            with (
+                batches.keep_batch_local_during(batch),
+                output.lock_group(number, f"{output.folder}: group {number}") as is_missing,
+            ):
                 if is_missing:
                     job.write_group(inputs, number, task).write(output.summary_path(number))
 
@@ -216,5 +219,5 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
             return True
         paths = [(self.folder / shard.name, shard.bytes) for shard in summary.shards]
         if isinstance(summary, RecordManifest):
-            paths.append((index_path(self.folder, summary.group), index_size(summary.packs)))
+            paths.append((index_path(self.folder, summary.group), index_file_bytes(summary.packs)))
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gaudi_bert.artefacts.pack_kinds import check_no_row_tables, find_pack_kind
+from gaudi_bert.artefacts.pack_kinds import check_no_row_tables, detect_pack_format
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.arrays import AnyArray, check_integer
 from gaudi_bert.common.errors import InputError, short_repr
@@ -101,7 +101,7 @@ def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequenc
             f"{format_location(folder)}: PackedDataset can only read a local folder; copy the packs to this machine, or "
             "train with `gaudi-bert train`, which reads URLs"
         )
-    kind = find_pack_kind(folder)
+    kind = detect_pack_format(folder)
     tables = sorted(folder.glob("packed-*.parquet")) or ([] if kind else sorted(folder.glob("*.parquet")))
     if tables:
         sizes = [[path.name, path.stat().st_size] for path in tables]

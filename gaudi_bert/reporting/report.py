@@ -19,7 +19,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, mirror_folder
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files, format_path, mirror_folder
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.plan import Plan, PlanTotals
 from gaudi_bert.artefacts.results import PlainResult
@@ -62,7 +62,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
         InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
     """
     with mirror_folder(Path(workdir), store) as folder:
-        fetch_files(*(folder / name for name in INPUT_NAMES.values()))
+        download_missing_files(*(folder / name for name in INPUT_NAMES.values()))
         inputs = _read_inputs(folder)
         page = _render_page(inputs)
         path = WorkFolder.from_existing(folder).report_path
@@ -83,7 +83,7 @@ def _list_input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], A
     `_ReportInputs`.
     """
     folder = WorkFolder.from_existing(workdir)
-    train = folder.split_paths("train")
+    train = folder.data_split_paths("train")
     return {
         "examples": (folder.examples_summary_path, lambda path: PreparedExamples.read(path.parent)),
         "prepare_settings": (settings_path(folder.examples_folder), read_signature),

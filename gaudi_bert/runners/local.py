@@ -24,7 +24,7 @@ import yaml
 from gaudi_bert.artefacts.mirrored_folder import file_exists, find_histogram_files, open_local_copy
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
-from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
+from gaudi_bert.artefacts.work_folder import DataSplitPaths, WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError, require_libraries
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import format_location, is_in_store, resolve_location, write_text
@@ -105,9 +105,9 @@ class RunRequest:
         """Return the location of a file with task rows. Built-in rows are read from a file in the work folder."""
         return self.work_folder.rows_path(split) if path_text in BUILT_IN_ROWS else self._find_input_file(setting, path_text)
 
-    def _run_for_each_split(self, run_split: Callable[[SplitPaths], SplitResult]) -> StageResult:
+    def _run_for_each_split(self, run_split: Callable[[DataSplitPaths], SplitResult]) -> StageResult:
         """Call `run_split` with the paths of each split, and return the results by split name."""
-        return {name: run_split(self.work_folder.split_paths(name)) for name in self.work_folder.data_split_names}
+        return {name: run_split(self.work_folder.data_split_paths(name)) for name in self.work_folder.data_split_names}
 
     # --- data
 
@@ -137,7 +137,7 @@ class RunRequest:
         """Compute the packing plan of each split from its histogram."""
         from gaudi_bert.packs.plan import plan_packs
 
-        def make(paths: SplitPaths) -> SplitResult:
+        def make(paths: DataSplitPaths) -> SplitResult:
             histograms = find_histogram_files(paths.histogram, self.settings.store)
             return plan_packs(histograms, paths.plan, self.settings.packing, self._stage_run)
 
@@ -162,8 +162,8 @@ class RunRequest:
     def run_train(self) -> StageResult:
         """Pretrain the model on the packs, in this process or in several processes on this machine."""
         folder = self.work_folder
-        data = folder.split_paths("train").packed
-        evaluation_data = folder.split_paths("evaluation").packed if folder.has_evaluation else None
+        data = folder.data_split_paths("train").packed
+        evaluation_data = folder.data_split_paths("evaluation").packed if folder.has_evaluation else None
         if _must_start_processes(self.settings):
             files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train_folder}
             _run_stage_in_processes(self.settings, "train", files, ["--overwrite" if self.options.overwrite else "--resume"])
@@ -192,9 +192,9 @@ class RunRequest:
             self.options.reporter.say("evaluate: nothing to do, because the pipeline has no evaluation data")
             return PlainResult(["nothing to do, because the pipeline has no evaluation data"], {})
         return evaluate(
-            data=folder.split_paths("evaluation").packed,
+            data=folder.data_split_paths("evaluation").packed,
             checkpoint=folder.train_folder,
-            unpacked=folder.split_paths("evaluation").records,
+            unpacked=folder.data_split_paths("evaluation").records,
             out=folder.evaluation_result_path,
             reporter=self.options.reporter,
             store=self.settings.store,

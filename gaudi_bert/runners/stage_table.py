@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.mirrored_folder import file_exists, find_histogram_files, open_local_copy
 from gaudi_bert.artefacts.plan import Plan
-from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
+from gaudi_bert.artefacts.work_folder import DataSplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.common.files import is_in_store, resolve_location
@@ -79,9 +79,9 @@ class Stage:
         return [path for path in products if not self.is_finished(path, work_folder.store)]
 
 
-def _make_split_path_lister(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
+def _make_split_path_lister(split_path: Callable[[DataSplitPaths], Path]) -> ListPaths:
     """Return a function that lists one path per data split of a work folder, computed by `split_path`."""
-    return lambda folder: [split_path(folder.split_paths(name)) for name in folder.data_split_names]
+    return lambda folder: [split_path(folder.data_split_paths(name)) for name in folder.data_split_names]
 
 
 def _list_example_summaries(folder: WorkFolder) -> list[Path]:
@@ -96,7 +96,7 @@ def _list_group_manifests(folder: WorkFolder) -> list[Path]:
     instead of its manifests.
     """
     products = []
-    for paths in map(folder.split_paths, folder.data_split_names):
+    for paths in map(folder.data_split_paths, folder.data_split_names):
         if not file_exists(paths.plan, folder.store):
             products.append(paths.plan)
             continue
@@ -107,7 +107,7 @@ def _list_group_manifests(folder: WorkFolder) -> list[Path]:
 
 def _list_unverified_splits(folder: WorkFolder) -> list[Path]:
     """Return the path of the verification result for each data split that is not completely verified yet."""
-    paths = [folder.split_paths(name).verification_path for name in folder.data_split_names]
+    paths = [folder.data_split_paths(name).verification_path for name in folder.data_split_names]
     return [path for path in paths if not find_histogram_files(path, folder.store)]
 
 

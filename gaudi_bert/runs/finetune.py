@@ -23,7 +23,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.types import LANGUAGE_MODELLING
 from gaudi_bert.runs.labelled_data import FineTuneFiles, read_labelled_data
-from gaudi_bert.runs.pairs import PairJob, check_pair_settings
+from gaudi_bert.runs.pairs import PairJob, check_no_packing_settings
 from gaudi_bert.runs.rows import FineTuneJob, RowJob
 from gaudi_bert.tasks.task import needs_loss_over_update
 from gaudi_bert.tasks.task_models import is_bert
@@ -89,7 +89,7 @@ def create_job(settings: PipelineSettings, files: FineTuneFiles, out: Path, repo
     """
     task, compares_rows = settings.task, needs_loss_over_update(settings.task)
     if compares_rows:
-        check_pair_settings(settings)
+        check_no_packing_settings(settings)
     elif task.loss is not None:
         supported = "only listwise is supported" if task.name == "reranking" else "the setting is not supported"
         raise InputError(f"task.loss = {task.loss}: {supported} for {task.name}; remove the setting")

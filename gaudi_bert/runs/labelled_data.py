@@ -255,7 +255,7 @@ class _RowReader:
         counts = count_lengths(sequences.lengths, length).counts
         if self.section.row_lengths is not None:
             try:
-                chosen = pack_into_row_lengths(counts, self.section, self.sizes, depth)
+                chosen = choose_row_lengths_and_pack(counts, self.section, self.sizes, depth)
             except InputError as error:
                 raise InputError(f"finetune.row_lengths: {path}: {error}") from error
             packings, notes = chosen.packings, (chosen.format_cost(),)
@@ -264,20 +264,22 @@ class _RowReader:
         return _RowFile(TaskData(path, fingerprint_file(path), rows, sequences, packings), notes)
 
 
-def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: ModelSizes, depth: int | str) -> RowLengths:
+def choose_row_lengths_and_pack(
+    length_counts: IntArray, section: FineTuneSettings, sizes: ModelSizes, depth: int | str
+) -> RowLengths:
     """Pack sequences into rows of several lengths, and return one packing per length.
 
     The lengths are those in `finetune.row_lengths`. If this setting contains no lengths, the lengths of the lowest cost are
     chosen.
 
     Args:
-        counts: The number of sequences of each length.
+        length_counts: The number of sequences of length 1, 2, ...
         section: The settings of the section `finetune`.
         sizes: The sizes of the model, from which the cost is estimated.
         depth: The maximum number of sequences in a pack, or "max".
     """
     return choose_row_lengths(
-        counts,
+        length_counts,
         partial(estimate_row_cost, hidden_size=sizes.hidden_size),
         row_lengths=get_explicit_row_lengths(section) or None,
         max_row_length=sizes.positions,

@@ -38,7 +38,7 @@ from gaudi_bert.tasks.task import TaskObjective
 from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_update_shape
 from gaudi_bert.training.batches import Batch
-from gaudi_bert.training.run import PreparedUpdates
+from gaudi_bert.training.run import PlannedUpdates
 from gaudi_bert.training.run_plan import RunPlan
 
 
@@ -66,10 +66,10 @@ class PairUpdates:
         """Return how many micro-batches each process computes in a weight update. Updates are numbered from 0."""
         if update >= self.stream.update_count:
             return self.shape.micro_batches
-        packs = len(_pack_update(self, update))
+        packs = len(_pack_texts_of_update(self, update))
         return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
 
-    def count_sequence_slots(self, update: int) -> int:
+    def compute_sequence_capacity(self, update: int) -> int:
         """Return how many sequences fit into the micro-batches of a weight update. Updates are numbered from 0."""
         return self.count_micro_batches(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
@@ -83,7 +83,7 @@ class PairUpdates:
         """
         shape, batch_packs = self.shape, self.shape.batch.packs
         for update in itertools.count(first_update):
-            packs = _pack_update(self, update)
+            packs = _pack_texts_of_update(self, update)
             packed, sequences = PackedSequences(self.sequences, packs), np.sort(packs.members)
             for number in range(self.count_micro_batches(update)):
                 chosen = rank + shape.processes * (number * batch_packs + np.arange(batch_packs))
@@ -93,7 +93,7 @@ class PairUpdates:
 
 
 @lru_cache(maxsize=4)
-def _pack_update(data: PairUpdates, update: int) -> SampledPacks:
+def _pack_texts_of_update(data: PairUpdates, update: int) -> SampledPacks:
     """Pack the texts of one weight update into rows, and return the packs. Updates are numbered from 0.
 
     The last few results are cached.
@@ -107,7 +107,7 @@ class PairObjective(TaskObjective):
 
     data: PairUpdates
 
-    def compute_denominators(self, batch: BatchArrays) -> FloatArray:
+    def compute_loss_denominators(self, batch: BatchArrays) -> FloatArray:
         """Return ones as divisors, because the loss of a weight update is already the mean over its rows."""
         return np.ones(2)
 
@@ -124,7 +124,7 @@ class PairObjective(TaskObjective):
             """Collect the model outputs of all processes. Return the summed losses and metrics, and the gradients of the
             loss with respect to this process's outputs.
             """
-            together_NC = np.zeros((self.data.count_sequence_slots(update - 1), outputs[0].shape[-1]))
+            together_NC = np.zeros((self.data.compute_sequence_capacity(update - 1), outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
                 together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]
             together_NC = communicator.sum_array(together_NC)[: len(sequences)]
@@ -163,8 +163,8 @@ class PairJob(FineTuneJob):
             labelled.data.sequences.lengths, self._rows.groups, section.batch_sequences, section.epochs, section.seed
         )
 
-    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Choose the number and the shape of the micro-batches in a weight update. See `Job.prepare_updates`."""
+    def plan_weight_updates(self, processes: int, initial_processes: int) -> PlannedUpdates:
+        """Choose the number and the shape of the micro-batches in a weight update. See `Job.plan_weight_updates`."""
         section, stream, labelled = self.section, self._stream, self._labelled
         shape = choose_update_shape(
             stream,
@@ -185,11 +185,11 @@ class PairJob(FineTuneJob):
             count_micro_batches=lambda update: pairs.count_micro_batches(update - 1),
         )
         texts, packs = len(stream.rows.members), updates_per_epoch * shape.pack_count
-        return PreparedUpdates(
+        return PlannedUpdates(
             plan,
             PairObjective(task=labelled.task, has_answers=self._rows.has_answers, data=pairs),
             lambda order: pairs.iterate_micro_batches(order.updates_done, order.rank),
-            self._format_lines(plan, shape),
+            self._format_run_description(plan, shape),
             {
                 "max_sequence_length": labelled.max_sequence_length,
                 "sequences": texts,
@@ -202,7 +202,7 @@ class PairJob(FineTuneJob):
             },
         )
 
-    def _format_lines(self, plan: RunPlan, shape: UpdateShape) -> list[str]:
+    def _format_run_description(self, plan: RunPlan, shape: UpdateShape) -> list[str]:
         """Return lines for the user that describe the data, the model and the updates."""
         stream, labelled = self._stream, self._labelled
         batch, micro_batches, processes = shape
@@ -222,7 +222,7 @@ class PairJob(FineTuneJob):
         ]
 
 
-def check_pair_settings(settings: PipelineSettings) -> None:
+def check_no_packing_settings(settings: PipelineSettings) -> None:
     """Raise an error if the user has set a packing option that does not apply to tasks with a single loss per weight update.
 
     The texts of each update are always packed by best fit.
@@ -249,7 +249,7 @@ def _choose_best_metric(section: FineTuneSettings, labelled: LabelledData) -> st
     first = labelled.data.rows[0]
     if not isinstance(first, TupleRow):  # a row is a query with its documents
         return labelled.best_metric
-    _check_pair_rows(first, labelled.data, labelled.held_out, labelled.task.settings)
+    _check_pair_scores(first, labelled.data, labelled.held_out, labelled.task.settings)
     if (first.score is not None) == (labelled.best_metric in CORRELATIONS):
         return labelled.best_metric
     if section.best_metric is not None:
@@ -290,7 +290,7 @@ def _group_and_check_rows(section: FineTuneSettings, labelled: LabelledData) -> 
     return rows
 
 
-def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, settings: TaskSettings) -> None:
+def _check_pair_scores(first_row: TupleRow, data: TaskData, held_out: TaskData | None, settings: TaskSettings) -> None:
     """Check that either all rows have a score or none has, and that the scores and the settings suit the loss.
 
     Raises:
@@ -299,22 +299,22 @@ def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None,
     """
     for file in filter(None, (data, held_out)):
         for row in cast(Sequence[TupleRow], file.rows):
-            if (row.score is None) != (first.score is None):
+            if (row.score is None) != (first_row.score is None):
                 raise InputError(
                     f"{file.path}: {row.position}: the row {_describe_row_kind(row)}, but the first row of {data.path} "
-                    f"{_describe_row_kind(first)}; pass rows of one kind"
+                    f"{_describe_row_kind(first_row)}; pass rows of one kind"
                 )
             if settings.loss == "cosine" and row.score is not None and not -1 <= row.score <= 1 and file is data:
                 raise InputError(
                     f"{data.path}: {row.position}: the score must be between -1 and 1 for task.loss = cosine, but is "
                     f"{short_repr(row.score)}; correct the score"
                 )
-    if first.score is None and settings.loss is not None:
+    if first_row.score is None and settings.loss is not None:
         raise InputError(
             f"task.loss = {settings.loss}: the loss requires pairs with a score, but {data.path} has no scores; remove the "
             "setting"
         )
-    if first.score is not None and settings.symmetric:
+    if first_row.score is not None and settings.symmetric:
         raise InputError(
             f"task.symmetric: the setting applies only to anchors and positives, but {data.path} has pairs with a score; "
             "remove it"
@@ -324,10 +324,10 @@ def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None,
             f"task.scale = {settings.scale:g}: the scale has no effect with task.loss = cosine; remove the setting"
         )
     scores = {row.score for row in cast(Sequence[TupleRow], data.rows)}
-    if first.score is not None and settings.loss != "cosine" and len(scores) == 1:
+    if first_row.score is not None and settings.loss != "cosine" and len(scores) == 1:
         raise InputError(
-            f"{data.path}: every score is {first.score:g}, but the CoSENT loss compares different scores; pass rows with "
-            "different scores, or set task.loss = cosine to train on the scores themselves"
+            f"{data.path}: every score is {first_row.score:g}, but the CoSENT loss compares different scores; pass rows "
+            "with different scores, or set task.loss = cosine to train on the scores themselves"
         )
 
 

@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 
 from gaudi_bert.artefacts.base import METADATA_NAME, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, mirror_bucket
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files, format_path, mirror_bucket
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import EvaluationMetrics, LossMetrics, TrainingResult
@@ -39,7 +39,7 @@ from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.objective import PretrainingObjective, make_loss_denominators
-from gaudi_bert.training.run import Job, PreparedUpdates, RunOptions, run_job
+from gaudi_bert.training.run import Job, PlannedUpdates, RunOptions, run_job
 from gaudi_bert.training.run_plan import DryRun, RunPlan, RunSettings, format_plan
 from gaudi_bert.training.sources import RecordSource, check_records_fit_model, open_records
 from gaudi_bert.training.weights import load_weights, make_bert_config, open_local_weights
@@ -108,15 +108,15 @@ class _RecordsJob(Job[TrainingResult]):
                 check_records_fit_model(each, self._config)
         self._speedup: float | None = None
         self.spec = ModelSpec(self._config, PretrainingHead(training.loss))
-        self.signature = _make_signature(training, self._config, source, held_out)
+        self.signature = _make_run_signature(training, self._config, source, held_out)
         self.evaluation = None
         if held_out is not None:
             self.evaluation = RecordsEvaluation(held_out, self._config, training.micro_batch_packs, training.evaluate_packs)
         self.denominators = make_loss_denominators(training, source)
         self.checkpoint_settings = {"data": asdict(source.schema)}
 
-    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Divide the records into weight updates. See `Job.prepare_updates`.
+    def plan_weight_updates(self, processes: int, initial_processes: int) -> PlannedUpdates:
+        """Divide the records into weight updates. See `Job.plan_weight_updates`.
 
         Raises:
             InputError: The cache for shards in an object store is too small.
@@ -136,14 +136,14 @@ class _RecordsJob(Job[TrainingResult]):
         if plan.packs is None:  # count unpacked records only as far as one update needs, because counting reads them
             packs = source.count_packs_up_to(plan.packs_per_update)
             plan = replace(plan, packs=packs if packs < plan.packs_per_update else None)
-        return PreparedUpdates(
+        return PlannedUpdates(
             plan,
             PretrainingObjective(training.loss),
             partial(read_training_batches, source, self._config, training.micro_batch_packs),
-            self._format_lines(plan),
+            self._format_run_description(plan),
         )
 
-    def _format_lines(self, plan: RunPlan) -> list[str]:
+    def _format_run_description(self, plan: RunPlan) -> list[str]:
         """Return lines for the user that describe the model, the data and the updates."""
         chosen, training, source, config = self._settings.model, plan.settings, self._source, self._config
         origin = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
@@ -159,7 +159,7 @@ class _RecordsJob(Job[TrainingResult]):
             f"{training.optimizer}, learning rate {training.learning_rate:g}"
             + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),
             *format_plan(plan),
-            *filter(None, [source.describe_shared_reading(plan.processes)]),
+            *filter(None, [source.format_shared_shards_note(plan.processes)]),
         ]
 
     def begin_run(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
@@ -190,7 +190,7 @@ class _RecordsJob(Job[TrainingResult]):
         # On a CPU, other programs would distort wall-clock times, so measure CPU time. CPU time does not include the work of
         # an accelerator, so measure wall-clock time there.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
-        unpacked = _keep_first_sequences(packed, self._source.schema.max_predictions)
+        unpacked = _keep_first_sequence_per_pack(packed, self._source.schema.max_predictions)
 
         def seconds(inputs: BatchArrays) -> float:
             """Run one forward and backward pass, and return its duration in seconds."""
@@ -216,7 +216,7 @@ class _RecordsJob(Job[TrainingResult]):
             f"({weights.kind}){missing if weights.missing_variables else ''}"
         )
 
-    def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> TrainingResult:
+    def finish_run_and_build_result(self, loop: TrainingLoop, updates: PlannedUpdates) -> TrainingResult:
         """Return the result of the run, which is written to training.json."""
         return TrainingResult(
             **loop.collect_result_fields(),
@@ -226,7 +226,7 @@ class _RecordsJob(Job[TrainingResult]):
         )
 
 
-def _make_signature(
+def _make_run_signature(
     training: TrainingSettings, config: BertConfig, source: RecordSource, held_out: RecordSource | None
 ) -> Signature:
     """Return the signature of a run, which contains the settings, the model and the data that determine its result."""
@@ -253,13 +253,13 @@ def _copy_tokenizer(data: Path, run_folder: Path, lower_case: bool, positions: i
         store: The settings of the object store.
     """
     with mirror_bucket(data, store) as packed:
-        fetch_files(packed / METADATA_NAME)
+        download_missing_files(packed / METADATA_NAME)
         known = RecordMetadata.read(packed).vocabulary if (packed / METADATA_NAME).is_file() else None
         if known is None:
             return
         above = (packed, *packed.resolve().parents[:3])
         for file in (folder / below / "vocab.txt" for folder in above for below in (".", "examples")):
-            fetch_files(file)
+            download_missing_files(file)
             if file.is_file() and VocabularyInfo.from_file(file) == known:
                 write_text(run_folder / "vocab.txt", read_text(file))
                 content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
@@ -291,17 +291,19 @@ class _Speedup(NamedTuple):
     line: str
 
 
-def _keep_first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
-    """Return a batch that contains only the first sequence of each pack, with `masked_slots` slots for masked tokens per
-    row.
+def _keep_first_sequence_per_pack(packed: BatchArrays, masked_slots_per_row: int) -> BatchArrays:
+    """Return a batch that contains only the first sequence of each pack, with `masked_slots_per_row` slots for masked
+    tokens in each row.
     """
-    is_own_BL, is_own_BQ = packed["input_mask"] == 1, packed["masked_lm_weights"][:, :masked_slots] == 1
+    is_own_BL, is_own_BQ = packed["input_mask"] == 1, packed["masked_lm_weights"][:, :masked_slots_per_row] == 1
     unpacked: dict[str, AnyArray] = {}
     for name, values in packed.items():
         if name.startswith("next_sentence_"):
             unpacked[name] = values[:, :1]
         else:
-            unpacked[name] = values[:, :masked_slots] * is_own_BQ if name.startswith("masked_lm_") else values * is_own_BL
+            unpacked[name] = (
+                values[:, :masked_slots_per_row] * is_own_BQ if name.startswith("masked_lm_") else values * is_own_BL
+            )
     return unpacked
 
 

@@ -25,7 +25,7 @@ from gaudi_bert.config.values import find_keys_changeable_on_resume
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram, count_lengths
-from gaudi_bert.runs.labelled_data import LabelledData, pack_into_row_lengths
+from gaudi_bert.runs.labelled_data import LabelledData, choose_row_lengths_and_pack
 from gaudi_bert.tasks.task import TaskObjective
 from gaudi_bert.tasks.task_data import (
     TaskData,
@@ -38,7 +38,7 @@ from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_che
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.model_files import write_sentence_settings
 from gaudi_bert.training.objective import Evaluation
-from gaudi_bert.training.run import Job, PreparedUpdates
+from gaudi_bert.training.run import Job, PlannedUpdates
 from gaudi_bert.training.run_plan import RunPlan, RunSettings, find_micro_batch_size, format_plan
 
 PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.json", "best/baseline.json"
@@ -67,7 +67,7 @@ class FineTuneJob(Job[FineTuning]):
         self.section, self._out = section, out
         self._labelled = labelled
         self.spec = ModelSpec(labelled.start.config, labelled.task.head)
-        self.signature = _make_signature(section, labelled)
+        self.signature = _make_run_signature(section, labelled)
         self.evaluation = None
         if labelled.held_out is not None:
             self.evaluation = TaskEvaluation(
@@ -82,8 +82,8 @@ class FineTuneJob(Job[FineTuning]):
         self.initial_variables = labelled.start.variables
         self.checkpoint_settings = {}
 
-    def handle_evaluation(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Store the weights in the folder `best/`, unless an earlier evaluation was better or the metric is NaN.
+    def save_if_best(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Save the weights in the folder `best/`, unless an earlier evaluation was better or the metric is NaN.
 
         The weights are written before `best.json`, so that `best.json` never exists without its weights, even if the process
         is killed in between. The metrics before the first update are also stored as the baseline.
@@ -106,7 +106,7 @@ class FineTuneJob(Job[FineTuning]):
                 if other != written:
                     other.unlink()
 
-    def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> FineTuning:
+    def finish_run_and_build_result(self, loop: TrainingLoop, updates: PlannedUpdates) -> FineTuning:
         """Load the best weights, evaluate the model with them, and write the model and its predictions. Return the result of
         the run.
         """
@@ -172,15 +172,15 @@ class FineTuneJob(Job[FineTuning]):
 class RowJob(FineTuneJob):
     """A fine-tuning job for a task with a loss that is a sum over rows. All rows are packed before the run."""
 
-    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Divide the packs of the training rows into weight updates. See `Job.prepare_updates`."""
+    def plan_weight_updates(self, processes: int, initial_processes: int) -> PlannedUpdates:
+        """Divide the packs of the training rows into weight updates. See `Job.plan_weight_updates`."""
         section, task, data = self.section, self._labelled.task, self._labelled.data
-        plan = plan_epochs(section, data, processes, processes_at_start)
-        return PreparedUpdates(
+        plan = plan_epochs(section, data, processes, initial_processes)
+        return PlannedUpdates(
             plan,
             TaskObjective(task, has_answers=task.name != "regression"),
             partial(iterate_training_batches, data, task, plan, section.epochs),
-            self._format_lines(plan),
+            self._format_run_description(plan),
             {
                 "max_sequence_length": data.lengths[-1],
                 "sequences": len(data.sequences),
@@ -192,7 +192,7 @@ class RowJob(FineTuneJob):
             },
         )
 
-    def _format_lines(self, plan: RunPlan) -> list[str]:
+    def _format_run_description(self, plan: RunPlan) -> list[str]:
         """Return lines for the user that describe the data, the model and the updates."""
         section, labelled = self.section, self._labelled
         task, data = labelled.task, labelled.data
@@ -232,11 +232,11 @@ class RowJob(FineTuneJob):
         if section.row_lengths is not None:
             return lines
         counts = count_lengths(self._labelled.data.sequences.lengths, longest).counts
-        chosen = pack_into_row_lengths(counts, section, self._labelled.start.sizes, section.depth)
+        chosen = choose_row_lengths_and_pack(counts, section, self._labelled.start.sizes, section.depth)
         return [*lines, f"finetune.row_lengths = auto would choose {chosen.format_cost()}"]
 
 
-def _make_signature(section: FineTuneSettings, labelled: LabelledData) -> Signature:
+def _make_run_signature(section: FineTuneSettings, labelled: LabelledData) -> Signature:
     """Return the signature of a fine-tuning run, which contains the settings, the model and the files that determine its
     result.
     """
@@ -257,14 +257,14 @@ def _make_signature(section: FineTuneSettings, labelled: LabelledData) -> Signat
     return Signature("finetune", {"task": task, "finetune": values}, inputs)
 
 
-def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, processes_at_start: int) -> RunPlan:
+def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, initial_processes: int) -> RunPlan:
     """Return the plan of a run that reads the training rows `finetune.epochs` times.
 
     Args:
         section: The settings of the section `finetune`.
         data: The training rows.
         processes: The number of processes of the run.
-        processes_at_start: The number of processes that began the run.
+        initial_processes: The number of processes that began the run.
     """
     factor, micro_batch, packs_by_row_length = data.packing_factor, section.micro_batch_packs, data.row_packs
     if not packs_by_row_length:
@@ -277,7 +277,7 @@ def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, proce
         packs=data.packs,
         mean_tokens=None if packs_by_row_length else float(data.sequences.lengths.mean()),
         packs_by_row_length=packs_by_row_length,
-        processes_at_start=processes_at_start,
+        initial_processes=initial_processes,
     )
     updates = plan.count_updates(section.epochs)
     return replace(plan, requested=make_run_settings(section, micro_batch, updates, math.ceil(updates / section.epochs)))

@@ -23,8 +23,8 @@ from typing_extensions import Unpack
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, mirror_folder, open_local_copy
-from gaudi_bert.artefacts.pack_kinds import RowLengthTables, find_pack_kind, list_pack_kind_files, row_table_path
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files, mirror_folder, open_local_copy
+from gaudi_bert.artefacts.pack_kinds import RowLengthTables, detect_pack_format, list_format_detection_files, row_table_path
 from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordMetrics
@@ -51,7 +51,7 @@ from gaudi_bert.training.batches import Batch, TrainingOrder, read_batches_in_or
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, compute_majority_baseline, count_values
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.run import Job, PreparedUpdates, RunOptions, run_job
+from gaudi_bert.training.run import Job, PlannedUpdates, RunOptions, run_job
 from gaudi_bert.training.run_plan import DryRun, RowPacks, RunPlan, RunSettings, format_plan
 
 _MASKED: TaskKind = "masked-language-modelling"
@@ -72,8 +72,8 @@ def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
     with mirror_folder(data, store) if is_in_store(data) else nullcontext(data) as folder:
         tokenised = folder / TokenisedTexts.file_name
         if is_in_store(data):
-            fetch_files(*list_pack_kind_files(folder), tokenised)
-        is_packed = find_pack_kind(folder) == "table" or RowLengthTables.json_path_in(folder).is_file()
+            download_missing_files(*list_format_detection_files(folder), tokenised)
+        is_packed = detect_pack_format(folder) == "table" or RowLengthTables.json_path_in(folder).is_file()
         is_tokenised = tokenised.is_file()
     if not is_packed and (is_tokenised or (not is_in_store(data) and is_table(data))):
         name = format_location(data)
@@ -195,8 +195,8 @@ class _TableJob(Job[TableTraining]):
         self.denominators = LossDenominators(training.loss_normalization, (predicted_tokens / source.count("packs"), 1.0))
         self.checkpoint_settings = {"task": task.name}
 
-    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Divide the packs of the table into weight updates. See `Job.prepare_updates`."""
+    def plan_weight_updates(self, processes: int, initial_processes: int) -> PlannedUpdates:
+        """Divide the packs of the table into weight updates. See `Job.plan_weight_updates`."""
         source = self._source
         packs, sequences = source.count("packs"), source.count("sequences")
         plan = RunPlan(
@@ -207,7 +207,7 @@ class _TableJob(Job[TableTraining]):
             packs=packs,
             mean_tokens=None if source.packs_by_row_length else source.count("tokens") / sequences,
             packs_by_row_length=source.packs_by_row_length,
-            processes_at_start=processes_at_start,
+            initial_processes=initial_processes,
         )
 
         def make_batches(order: TrainingOrder) -> Iterator[Batch]:
@@ -216,9 +216,9 @@ class _TableJob(Job[TableTraining]):
                 source.stored, partial(source.read_batch, self._targets), micro_batches, order, source.path
             )
 
-        return PreparedUpdates(plan, TaskObjective(self._task), make_batches, self._format_lines(plan))
+        return PlannedUpdates(plan, TaskObjective(self._task), make_batches, self._format_run_description(plan))
 
-    def _format_lines(self, plan: RunPlan) -> list[str]:
+    def _format_run_description(self, plan: RunPlan) -> list[str]:
         """Return lines for the user that describe the model, the data and the updates."""
         start, training = self._start, plan.settings
         return [
@@ -233,7 +233,7 @@ class _TableJob(Job[TableTraining]):
             *format_plan(plan),
         ]
 
-    def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> TableTraining:
+    def finish_run_and_build_result(self, loop: TrainingLoop, updates: PlannedUpdates) -> TableTraining:
         """Write the trained model in the format of `transformers`, and return the result of the run."""
         context, start, source = loop.context, self._start, self._source
         if context.communicator.is_first:
@@ -278,7 +278,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
     max_packs: int | None
 
     @property
-    def sum_count(self) -> int:
+    def metric_sum_count(self) -> int:
         """The number of values that are summed over all evaluation batches, such as the loss and the number of sequences.
 
         The head has 3 sums. The others are the number of sequences, and how often each token of the vocabulary must be
@@ -307,7 +307,10 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
-        """Compute the loss, the accuracy, the perplexity and the baseline from values that were summed over all batches.
+        """Compute the loss, the accuracy, the perplexity and the unigram baseline from values that were summed over all
+        batches.
+
+        The unigram baseline is the accuracy of always predicting the most frequent token.
 
         Raises:
             InputError: The table contains no token to predict.

@@ -24,7 +24,7 @@ from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy, remove_local_copies
 from gaudi_bert.artefacts.pack_kinds import RowLengthTables, row_table_path
 from gaudi_bert.artefacts.packed import PackedTotals, TableManifest, TableMetadata
-from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, StageRun, require_complete
+from gaudi_bert.artefacts.results import PackResult, PlainResult, ResultsByRowLength, StageRun, require_complete
 from gaudi_bert.artefacts.shards import Shard, count_shards, divide_packs, shard_name
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.arrow import explain_arrow_cast_errors, require_pyarrow
@@ -67,7 +67,7 @@ _PACKS_OF_A_SHARD = 1024
 
 def pack_table(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, *, verify: bool = False
-) -> _PackedTable | ByRowLength[_PackedTable]:
+) -> _PackedTable | ResultsByRowLength[_PackedTable]:
     """Pack the rows of a table, and write the packs to a folder.
 
     Args:
@@ -259,7 +259,7 @@ def _check_output_folder(folder: Path, table_files: Sequence[Path]) -> None:
 def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
     """Return a signature of the settings and of all input files, which together determine the packs."""
     return Signature(
-        stage, settings.model_dump(mode="json"), {file.name: compute_file_identity(file).identity for file in files}
+        stage, settings.model_dump(mode="json"), {file.name: compute_file_identity(file).size_and_crc32c for file in files}
     )
 
 
@@ -268,7 +268,7 @@ def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str)
 
 def _pack_table_to_several_lengths(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool
-) -> _PackedTable | ByRowLength[_PackedTable]:
+) -> _PackedTable | ResultsByRowLength[_PackedTable]:
     """Pack the rows of a table into packs of several lengths, or of a single length if several lengths would save little."""
     with _open_locally(source, out, run.store) as (table, folder):
         lengths = _choose_row_lengths(table, settings, run.reporter)
@@ -296,7 +296,7 @@ def _pack_table_to_several_lengths(
             }
         if run.part is None:
             output.write_final_file(RowLengthTables(format_version=1, format="row_lengths", row_lengths=lengths))
-        return ByRowLength(packed)
+        return ResultsByRowLength(packed)
 
 
 def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Reporter) -> tuple[int, ...]:

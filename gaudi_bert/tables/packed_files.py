@@ -135,7 +135,7 @@ def write_table_shard(
         for start in range(first, last, most):
             columns = _build_columns(layout, rows, packs, scalars, start, min(start + most, last))
             writer.write_batch(pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
-    return Shard(name=path.name, packs=last - first, **compute_file_identity(path).identity)
+    return Shard(name=path.name, packs=last - first, **compute_file_identity(path).size_and_crc32c)
 
 
 def _choose_encodings(layout: PackLayout) -> dict[str, Any]:

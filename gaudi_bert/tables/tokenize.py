@@ -158,7 +158,7 @@ def _tokenize_sources(
     output = _TokensOutput(out, TokenisedTexts.json_path_in(out), signature, TokenisedPart, summary_path, run.reporter)
     if output.begin_unless_finished(run.overwrite):
         return StageOutput(TokenisedTexts.read(out), skipped=True)
-    own = output.find_missing_groups(run.select_part(range(len(parts))))
+    own = output.find_missing_groups(run.select_items_of_this_run(range(len(parts))))
     with output.remove_files_on_bad_input() if run.part is None else nullcontext():
         with run.reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
             for number in own:

@@ -17,10 +17,16 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, file_exists, list_names, mirror_folder, open_local_copy
+from gaudi_bert.artefacts.mirrored_folder import (
+    download_missing_files,
+    file_exists,
+    list_names,
+    mirror_folder,
+    open_local_copy,
+)
 from gaudi_bert.artefacts.pack_kinds import RowLengthTables, row_table_path
 from gaudi_bert.artefacts.packed import PackedTotals, TableManifest, TableMetadata
-from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, StageRun
+from gaudi_bert.artefacts.results import PlainResult, ResultsByRowLength, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
@@ -55,7 +61,7 @@ from gaudi_bert.tfrecords.files import compute_file_identity
 _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
 
 
-def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ByRowLength[_VerifiedTable]:
+def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ResultsByRowLength[_VerifiedTable]:
     """Compare a packed table with the original table, value by value.
 
     Args:
@@ -74,7 +80,7 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
         # these tables, so verifying each table covers all sequences.
         with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as folder:
             lengths = _read_row_lengths(folder)
-            return ByRowLength(
+            return ResultsByRowLength(
                 {length: verify_single_table(table, row_table_path(folder, length), run) for length in lengths}
             )
     return verify_single_table(source, packed, run)
@@ -95,7 +101,7 @@ def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _Ver
         FailedError: The packs differ from the table.
         InputError: Only a part is to be verified, and the table or the packs are in an object store.
     """
-    if not run.does_all_parts:
+    if not run.runs_whole_stage:
         for side in (source, packed):
             if is_in_store(side):
                 raise InputError(
@@ -103,7 +109,7 @@ def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _Ver
                     "would copy the complete table; verify all parts at once, without --shard and --finish"
                 )
     with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as here:
-        fetch_files(*(here / name for name in list_names(here)))
+        download_missing_files(*(here / name for name in list_names(here)))
         return verify_packs(_TableVerifier(table, PackedFolder(here, TableMetadata.read(here), TableManifest), run), run)
 
 
@@ -117,7 +123,7 @@ def _read_row_lengths(folder: Path) -> tuple[int, ...]:
     """
     path = RowLengthTables.json_path_in(folder)
     packing = settings_path(folder, path)
-    fetch_files(path, packing, *(folder / name for name in list_names(folder)))
+    download_missing_files(path, packing, *(folder / name for name in list_names(folder)))
     lengths, common = RowLengthTables.read(folder).row_lengths, read_signature(packing)
     known = {row_table_path(folder, length): length for length in lengths}
     settings = {**common.settings, "row_lengths": lengths, "max_sequence_length": max(lengths)}
@@ -152,7 +158,7 @@ class _TableVerifier:
         packed, metadata, signature = self.folder.path, self.folder.metadata, read_signature(self._settings_path)
         present = [compute_file_identity(file) for file in list_table_files(self.source)]
         check_inputs_unchanged(packed, metadata.inputs, present, metadata.remedy)
-        if signature.inputs != {file.name: file.identity for file in present}:
+        if signature.inputs != {file.name: file.size_and_crc32c for file in present}:
             raise FailedError(f"{self._settings_path}: the inputs differ from those in metadata.json; {metadata.remedy}")
         return signature
 
@@ -178,7 +184,7 @@ class _TableVerifier:
 
     def verify_groups(self, manifests: Iterable[TableManifest]) -> Iterator[VerifiedGroup[TableManifest]]:
         """Compare each packed group with the rows of the table, and yield the results in the order of the manifests."""
-        rows = sum(part.rows for group in self.run.select_part(self._table.groups) for part in group)
+        rows = sum(part.rows for group in self.run.select_items_of_this_run(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
                 expected = self._verify_group(stored)
@@ -209,7 +215,7 @@ class _TableVerifier:
         is_there = np.zeros(sequences.rows.size, np.bool_)
         shards, deepest = [], 0
         for path in self.folder.list_shards(group):
-            packs, identity = 0, compute_file_identity(path).identity
+            packs, identity = 0, compute_file_identity(path).size_and_crc32c
             claims = [shard for shard in stored_manifest.shards if shard.name == path.name]
             if claims and claims[0].crc32c != identity["crc32c"]:
                 raise FailedError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact_unless_finished, check_output_path
 from gaudi_bert.artefacts.mirrored_folder import format_path, mirror_folder, open_local_copies
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import InputError
@@ -73,7 +73,7 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
     files = _build_files(weights, config, words)
     signature = Signature("export", {}, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
     with exclusive_lock(out, str(out)):
-        is_done = begin_artefact(out, out / _CONFIG, signature, overwrite)
+        is_done = begin_artefact_unless_finished(out, out / _CONFIG, signature, overwrite)
         for name, content in () if is_done else files.items():
             with atomic_file(out / name) as handle:
                 handle.write(content)

@@ -21,7 +21,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path, is_artefact_finished
+from gaudi_bert.artefacts.completion import (
+    Signature,
+    begin_artefact_unless_finished,
+    check_output_path,
+    is_artefact_finished,
+)
 from gaudi_bert.artefacts.mirrored_folder import format_path
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import (
@@ -438,7 +443,7 @@ class _PredictionFile(PredictionStream):
         super().__init__(rows, reporter, task)
         self.out, self.name = out, str(format_path(out))
         self._partial, self._count = hidden_path_beside(out, "partial"), _progress_path(out)
-        self.finished = begin_artefact(out, out, signature, overwrite)
+        self.finished = begin_artefact_unless_finished(out, out, signature, overwrite)
         if self.finished:
             if rows.is_pipe:
                 raise InputError(f"{out}: the file already exists; choose another file, or pass --overwrite")

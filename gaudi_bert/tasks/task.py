@@ -338,7 +338,7 @@ class TaskObjective(Objective):
     task: Task
     has_answers: bool = True
 
-    def compute_denominators(self, batch: BatchArrays) -> FloatArray:
+    def compute_loss_denominators(self, batch: BatchArrays) -> FloatArray:
         """Return the divisors of the summed losses, float64 [2]. A task has a single loss, so the second divisor is 1."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact_unless_finished, check_output_path
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray, draw_random_uint64
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_ROWS
@@ -168,7 +168,7 @@ def write_built_in_rows(
     signature = Signature("rows", settings, {name: platform.python_version()})
     check_output_path(folder, held_out, signature.stage, overwrite)
     with exclusive_lock(folder, str(folder), wait=True):
-        if begin_artefact(folder, held_out, signature, overwrite):
+        if begin_artefact_unless_finished(folder, held_out, signature, overwrite):
             return
         texts = load_python_texts(name)
         rows = make_titled_docstring_rows(texts) if pairs else make_labelled_docstring_rows(texts)
@@ -335,7 +335,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
     folder: SentenceSettings = field(default_factory=SentenceSettings)
 
     @property
-    def sum_count(self) -> int:
+    def metric_sum_count(self) -> int:
         """The number of values that the head of a task sums over each batch, such as the loss."""
         return 3
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import (
     Signature,
-    begin_artefact,
+    begin_artefact_unless_finished,
     check_output_path,
     is_artefact_finished,
     settings_path,
@@ -29,7 +29,7 @@ from gaudi_bert.artefacts.completion import (
 from gaudi_bert.artefacts.packed import PackedTotals, RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.artefacts.verification import Conversion, conversion_path
+from gaudi_bert.artefacts.verification import Conversion, conversion_summary_path
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature
@@ -73,7 +73,7 @@ def convert_to_hdf5(
     started = time.monotonic()
     _check_folders(packed, out)
     metadata = RecordMetadata.read(packed)
-    final, sibling = conversion_path(out), out.parent / f"{out.name}_metadata.json"
+    final, sibling = conversion_summary_path(out), out.parent / f"{out.name}_metadata.json"
     signature = Signature("convert", {"to": "hdf5"}, {"packs": metadata.compute_packs_sha256()})
     if is_artefact_finished(out, final, signature):
         reporter.say(f"{out}: the result exists already, so there is nothing to do")
@@ -87,7 +87,7 @@ def convert_to_hdf5(
     strategies, max_masked_count = _check_all_packs(packed, metadata, reporter, workers)
     slots = max(metadata.max_predictions + _MAX_SEQUENCES, max_masked_count + 1)
     with exclusive_lock(final, str(out)):
-        begin_artefact(out, final, signature, overwrite)
+        begin_artefact_unless_finished(out, final, signature, overwrite)
         sibling.unlink(missing_ok=True)
         table = metadata.shard_table
         shards = [path for path, packs in zip(ShardPaths(packed, table), table.packs.tolist(), strict=True) if packs]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, list_files, mirror_folder
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files, list_files, mirror_folder
 from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.artefacts.pack_kinds import check_no_row_tables
 from gaudi_bert.common.crc32c import crc32c
@@ -197,5 +197,5 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
         _check_one_format(records, sizes)
         vocabulary = root / "vocab.txt"
         if not is_bucket:
-            fetch_files(vocabulary)
+            download_missing_files(vocabulary)
         yield RecordInputs(format_location(records), folder, sizes, vocabulary if vocabulary.exists() else None)

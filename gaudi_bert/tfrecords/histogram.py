@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from gaudi_bert.artefacts.base import InputFile, VocabularyInfo, part_path
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.completion import Signature, begin_artefact_unless_finished
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder, prefetch_batches
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
@@ -85,7 +85,7 @@ def count_records(
         if run.part is not None:
             part = run.part[0], min(run.part[1], len(inputs.sizes))
             run, out = replace(run, part=part), part_path(out, part) if numbered else out
-        sizes = {path: inputs.sizes[path] for path in run.select_part(list(inputs.sizes))}
+        sizes = {path: inputs.sizes[path] for path in run.select_items_of_this_run(list(inputs.sizes))}
         if not sizes:
             return PlainResult(["nothing to do, because there are fewer files than parts"], {"files": 0, "skipped": True})
         info = None if inputs.vocabulary is None else VocabularyInfo.from_file(inputs.vocabulary)
@@ -99,7 +99,7 @@ def count_records(
             },
         )
         path = folder / out.name
-        if begin_artefact(path, path, signature, run.overwrite):
+        if begin_artefact_unless_finished(path, path, signature, run.overwrite):
             run.reporter.say(f"{format_location(out)}: the histogram exists already, so there is nothing to do")
             return StageOutput(HistogramFile.read(path), skipped=True)
         content = _count_sequences_in_files(inputs, sizes, info, on_bad_file, run)
@@ -146,7 +146,7 @@ def _count_sequences_in_files(
             instead.
             """
             path = files[number]
-            with batches.provide_batch(number):
+            with batches.keep_batch_local_during(number):
                 try:
                     return _count_sequences_in_file(path, buffer, task.advance)
                 except InputError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.mirrored_folder import open_local_copies
-from gaudi_bert.artefacts.pack_kinds import find_pack_kind
+from gaudi_bert.artefacts.pack_kinds import detect_pack_format
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
@@ -153,7 +153,7 @@ def inspect_record(file: str | Path, record: int = 0, vocabulary: str | Path | N
     with open_local_copies((file, vocabulary)) as (path, vocabulary_path):
         path = path or Path(file)
         if path.is_dir():
-            if find_pack_kind(path) is None:
+            if detect_pack_format(path) is None:
                 path = next(iter(list_record_files(path)))
             else:
                 path /= RecordMetadata.read(path).shard_table.file_name(0)

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, is_mirrored, remove_local_copies
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files, format_path, is_mirrored, remove_local_copies
 from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.shards import IndexedRecords, ShardTable, check_shard_sizes, index_path, read_index
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
@@ -512,7 +512,7 @@ class ShardCache:
             copy.users += 1
             self._evict_unused_shards()
         with copy.fetching:  # otherwise two readers of a shard would both download it
-            fetch_files(path)
+            download_missing_files(path)
         stored = path.stat().st_size if path.exists() else None
         if stored != size:
             problem = "the shard is missing" if stored is None else f"the shard must have {size:,} bytes, but has {stored:,}"

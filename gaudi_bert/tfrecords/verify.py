@@ -21,7 +21,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, counts_to_json_fields
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.mirrored_folder import (
-    fetch_files,
+    download_missing_files,
     format_path,
     mirror_folder,
     prefetch_batches,
@@ -89,7 +89,7 @@ def verify_records(records: str | Path, packed: Path, run: StageRun) -> StageOut
         InputError: The records or the packed folder cannot be read.
     """
     with mirror_folder(packed, run.store) as here, open_inputs(records, run.store) as inputs:
-        fetch_files(here / METADATA_NAME)
+        download_missing_files(here / METADATA_NAME)
         return verify_packs(_RecordVerifier(inputs, PackedFolder(here, RecordMetadata.read(here), RecordManifest), run), run)
 
 
@@ -149,7 +149,7 @@ class _RecordVerifier:
         # written. To detect files that come from different plans, check that these settings are those in metadata.json, and
         # that the SHA-256 is the one in the manifest of group 0. The other manifests are later compared with this SHA-256.
         path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
-        fetch_files(path)
+        download_missing_files(path)
         expected = Signature(
             "write", {key: getattr(metadata, key) for key in RecordMetadata.planned}, {"plan_sha256": plan_sha256}
         )
@@ -198,7 +198,7 @@ class _RecordVerifier:
             def summarize_file(number: int, buffer: ByteArray) -> _FileSummary:
                 """Read and summarize one file. An invalid shard raises a FailedError instead of an InputError."""
                 path, is_input = files[number]
-                with batches.provide_batch(number):
+                with batches.keep_batch_local_during(number):
                     try:
                         return _summarize_file(path, is_input, schema, buffer, task.advance)
                     except InputError as error:
@@ -235,7 +235,7 @@ class _RecordVerifier:
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
         entries = [file.record_index for file in shards]
         written = tuple(
-            Shard(name=file.path.name, packs=len(file.record_index), **file.identity.identity) for file in shards
+            Shard(name=file.path.name, packs=len(file.record_index), **file.identity.size_and_crc32c) for file in shards
         )
         for stored_shard, read_shard in zip(stored.shards, written, strict=False):
             if stored_shard.crc32c != read_shard.crc32c:
@@ -301,7 +301,7 @@ class _RecordVerifier:
             if path is None or bad.name in packed_names:
                 problem = "is now missing" if path is None else "is listed in a group manifest"
                 raise FailedError(f"{self.folder.path}: input file {bad.name} was skipped as bad, but {problem}; {remedy}")
-            with prefetch_batches([path]) as files, files.provide_batch(0):
+            with prefetch_batches([path]) as files, files.keep_batch_local_during(0):
                 if compute_bad_file_identity(path) != bad:
                     raise FailedError(f"{path}: the file was skipped as bad, but has changed since then; {remedy}")
                 if find_file_problem(path) is None:
@@ -325,7 +325,7 @@ def _check_index_and_compute_crc32c(index_file: Path, expected_entries: Sequence
     Raises:
         FailedError: The index is missing, or states other sizes or checksums.
     """
-    fetch_files(index_file)
+    download_missing_files(index_file)
     expected = np.concatenate(expected_entries).astype("<u4").tobytes()
     stored = read_file(index_file) if index_file.exists() else None
     remove_local_copies(index_file)
@@ -485,7 +485,7 @@ def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: 
         schema: The sizes of the packs.
         workers: The number of threads, or None for the default.
     """
-    with prefetch_batches([[*files, *shards]]) as batches, batches.provide_batch(0):
+    with prefetch_batches([[*files, *shards]]) as batches, batches.keep_batch_local_during(0):
         expected, stored = (
             _collect_sequence_hashes(files, schema.unpacked_schema, workers),
             _collect_sequence_hashes(shards, schema, workers),

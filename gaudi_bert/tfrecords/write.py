@@ -81,7 +81,7 @@ def pack_records(
         FailedError: The verification fails.
     """
     check_path_to_write(out)
-    if not run.does_all_parts:
+    if not run.runs_whole_stage:
         raise InputError(
             f"{out}: `pack` cannot pack a part of the records; use `histogram`, `plan` and `write` to share the work"
         )

@@ -184,25 +184,25 @@ def read_checkpoint_identity(path: Path) -> str:
     return _read_header_text(path)[:_CHECKSUM_DIGITS]
 
 
-class RunBeginning(NamedTuple):
+class RunStartConditions(NamedTuple):
     """The number of processes that began a run, and whether the run uses compiled kernels."""
 
     processes: int
     is_compiled: bool
 
 
-def read_run_beginning(folder: Path) -> RunBeginning | None:
-    """Return the number of processes that began the run in `folder`, and whether the run uses compiled kernels.
+def read_run_start_conditions(checkpoint_folder: Path) -> RunStartConditions | None:
+    """Return the number of processes that began a run, and whether the run uses compiled kernels.
 
-    Both are read from the newest checkpoint that has an intact header.
+    Both are read from the newest checkpoint in the folder that has an intact header.
 
     Returns:
         Both values, or None if there is no such checkpoint or it contains only weights.
     """
-    state = _read_newest_header(folder)
+    state = _read_newest_header(checkpoint_folder)
     if state is None or not isinstance(state.progress, _StoredProgress):
         return None
-    return RunBeginning(state.progress.processes, state.settings.compiled_kernels)
+    return RunStartConditions(state.progress.processes, state.settings.compiled_kernels)
 
 
 def read_newest_settings(folder: Path) -> Mapping[str, Any] | None:

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.completion import Signature, begin_artefact_unless_finished
 from gaudi_bert.artefacts.mirrored_folder import format_path, mirror_folder
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import EvaluationMetrics, EvaluationResult
@@ -109,7 +109,9 @@ def _evaluate_checkpoint(
     with communicator.watch_processes(settings) as watched:
         # The output file may contain metrics of another checkpoint or of other data. Replace them even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
-        if out is not None and watched.run_on_first_process(lambda: begin_artefact(out, out, signature, overwrite=True)):
+        if out is not None and watched.run_on_first_process(
+            lambda: begin_artefact_unless_finished(out, out, signature, overwrite=True)
+        ):
             reporter.say(f"{format_path(out)}: already evaluated; nothing to do")
             return StageOutput(watched.run_on_first_process(lambda: EvaluationResult.read(out)), skipped=True)
         config = BertConfig.from_json(stored.settings["model"])
@@ -178,7 +180,7 @@ class EvaluationSet(ABC, Generic[E]):
 
     @property
     @abstractmethod
-    def sum_count(self) -> int:
+    def metric_sum_count(self) -> int:
         """The number of values that an evaluation sums over all batches. The values from the model head come first, followed
         by those from `count_labels`.
         """
@@ -209,7 +211,7 @@ class EvaluationSet(ABC, Generic[E]):
 
         Every process calls this at the same time, and returns the same metrics.
         """
-        totals, outputs = np.zeros(self.sum_count, np.float64), self.allocate_outputs()
+        totals, outputs = np.zeros(self.metric_sum_count, np.float64), self.allocate_outputs()
         for number, (batch, scatter) in enumerate(self.read_batches(communicator.rank, communicator.size)):
             communicator.note_activity("an evaluation", slow=number == 0)
             values, sums = model.evaluate_batch(batch)
@@ -268,7 +270,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
     max_packs: int | None = None
 
     @property
-    def sum_count(self) -> int:
+    def metric_sum_count(self) -> int:
         """The number of values that are summed over all evaluation batches, such as losses and the counts of labels.
 
         There are 8 sums of `PretrainingObjective`, 2 counts of next-sentence labels, and 1 count for each token of the

@@ -224,7 +224,7 @@ class MlperfLog:
     def log_evaluation_start(self, sequences: int) -> None:
         """Log that a training block ends and an evaluation starts. A block is the training between two evaluations."""
         self._log_block_end()
-        self._log.start(self._keys.EVAL_START, metadata=_make_position_metadata(sequences))
+        self._log.start(self._keys.EVAL_START, metadata=_make_progress_metadata(sequences))
 
     def log_evaluation_end(
         self, sequences: int, masked_lm_accuracy: float, evaluated_sequences: int, is_finished: bool
@@ -241,8 +241,8 @@ class MlperfLog:
         if not self._eval_samples_logged:
             self._log.event(self._keys.EVAL_SAMPLES, evaluated_sequences)
             self._eval_samples_logged = True
-        self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_make_position_metadata(sequences))
-        self._log.end(self._keys.EVAL_STOP, metadata=_make_position_metadata(sequences))
+        self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_make_progress_metadata(sequences))
+        self._log.end(self._keys.EVAL_STOP, metadata=_make_progress_metadata(sequences))
         self._reached = is_finished
         if not is_finished:
             self._log_block_start(sequences)
@@ -267,13 +267,13 @@ class MlperfLog:
             self._block_start = None
 
 
-def _make_position_metadata(sequences: int) -> dict[str, int]:
-    """Return the MLPerf log metadata for the number of training sequences seen so far."""
-    return {"epoch_num": sequences, "samples_count": sequences}
+def _make_progress_metadata(sequences_seen: int) -> dict[str, int]:
+    """Return the MLPerf log metadata that states how many training sequences the run has seen so far."""
+    return {"epoch_num": sequences_seen, "samples_count": sequences_seen}
 
 
-def _make_block_metadata(sequences: int) -> dict[str, int]:
+def _make_block_metadata(sequences_before: int) -> dict[str, int]:
     """Return the MLPerf log metadata for a block, which is the training between two evaluations. The block begins after
-    `sequences` training sequences.
+    `sequences_before` training sequences.
     """
-    return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}
+    return {"first_epoch_num": sequences_before, "epoch_count": 1, "samples_count": sequences_before}

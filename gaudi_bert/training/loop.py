@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.mirrored_folder import publish_files
+from gaudi_bert.artefacts.mirrored_folder import upload_changed_files
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handle_signals
 from gaudi_bert.common.progress import Reporter, Task
@@ -29,7 +29,7 @@ from gaudi_bert.training.batches import Batch
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.logs import MetricsWriter, MlperfLog
-from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
+from gaudi_bert.training.objective import Evaluation, IntervalReport, ReportInterval, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
 
 R = TypeVar("R", bound=Artefact)
@@ -48,7 +48,7 @@ class RunContext(Generic[R]):
         device: The device of this process.
         signature: Everything that the result depends on.
         compiled: Whether kernels are compiled, which is decided when a run begins.
-        processes_at_start: The number of processes that began the run.
+        initial_processes: The number of processes that began the run.
         finished_result: The result of a run that is already finished. None if there is work to do.
     """
 
@@ -60,7 +60,7 @@ class RunContext(Generic[R]):
     device: Device
     signature: Signature
     compiled: bool = False
-    processes_at_start: int = 1
+    initial_processes: int = 1
     finished_result: R | None = None
 
     @property
@@ -68,11 +68,11 @@ class RunContext(Generic[R]):
         """The folder that contains the checkpoints of the run."""
         return self.folder / "checkpoints"
 
-    def write_result(self, local_result: R) -> R:
+    def write_and_broadcast_result(self, local_result: R) -> R:
         """Write the result of the first process to a file, and return this result in every process."""
         result = self.communicator.run_on_first_process(lambda: local_result)
         if self.communicator.is_first:
-            publish_files(self.folder)
+            upload_changed_files(self.folder)
             result.write(self.result_path)
         return result
 
@@ -180,19 +180,19 @@ class TrainingLoop:
         }
 
     def _run_update(self, task: Task) -> None:
-        """Run one weight update, and advance the progress bar and `progress`."""
+        """Run one weight update, count it and its packs in `self.progress`, and advance the progress bar on the screen."""
         context, update = self.context, self.progress.update + 1
         context.communicator.note_activity(f"update {update}", slow=self._is_cold)
-        self._interval.start_update()
+        self._interval.start_clock_if_due()
         batches = list(islice(self.batches, len(self.plan.list_micro_batches(update))))
         sums = self.step.run_update(batches, update, compute_learning_rate(update, self._settings))
-        self._interval.add_update(sums, batches)
+        self._interval.record_update(sums, batches)
         if self._is_cold:  # building the graph took part of the time, so the progress bar measures from here
             task.reset_progress(update)
         else:
             task.advance()
         self._is_cold = False
-        packs = self.progress.packs + self.plan.count_packs_after(update) - self.plan.count_packs_after(update - 1)
+        packs = self.progress.packs + self.plan.count_packs_read(update) - self.plan.count_packs_read(update - 1)
         self.progress = replace(self.progress, update=update, packs=packs)
         if update == 1 and self._settings.updates > 1:
             context.reporter.show(f"{self._stage}: update 1/{self._settings.updates} is done, and the graph is built")
@@ -222,9 +222,9 @@ class TrainingLoop:
                 "the same command again to resume it"
             )
 
-    def _start_interval(self) -> Interval:
-        """Return a new `Interval`, which collects the losses and the speed of the updates after this one."""
-        return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.section)
+    def _start_interval(self) -> ReportInterval:
+        """Return a new `ReportInterval`, which collects the losses and the speed of the updates after this one."""
+        return ReportInterval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.section)
 
     def _report_interval(self) -> None:
         """Write a report on the updates since the last report, and begin a new interval.
@@ -293,14 +293,14 @@ class TrainingLoop:
             progress={
                 "packs": progress.packs,
                 "order": ORDER_VERSION,
-                "processes": context.processes_at_start,
+                "processes": context.initial_processes,
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,
             },
             settings=self.checkpoint_settings,
         )
         # A checkpoint must never be in the store without the log lines that precede it, so upload the logs first.
-        publish_files(context.folder)
+        upload_changed_files(context.folder)
         write_checkpoint(context.checkpoint_folder, checkpoint)
         context.communicator.note_saved_update(self._saved)
         remove_old_checkpoints(context.checkpoint_folder, self._settings.keep_checkpoints)

@@ -169,14 +169,15 @@ class _TransformerSettings(ExtensibleArtefact):
     config_args: dict[str, Any] | None = None
     config_kwargs: dict[str, Any] | None = None
 
-    def select_loader_arguments(self, old_field: str, field: str) -> dict[str, Any]:
-        """Return the stored arguments for a `transformers` class, except those that sentence-transformers sets itself.
+    def collect_from_pretrained_kwargs(self, old_key: str, current_key: str) -> dict[str, Any]:
+        """Return the keyword arguments that sentence_bert_config.json stores for `from_pretrained` of a `transformers`
+        class. Arguments that sentence-transformers sets itself are omitted.
 
         Args:
-            old_field: The name of the field in older versions, which takes precedence.
-            field: The name of the field in current versions.
+            old_key: The key in files of older versions, which takes precedence.
+            current_key: The key in files of current versions.
         """
-        stored = getattr(self, old_field) if old_field in self.model_fields_set else getattr(self, field)
+        stored = getattr(self, old_key) if old_key in self.model_fields_set else getattr(self, current_key)
         return {key: value for key, value in (stored or {}).items() if key not in _OF_THE_LOADER}
 
     def find_unsupported_settings(self, task: str, config: Mapping[str, Any]) -> Iterator[str]:
@@ -198,14 +199,14 @@ class _TransformerSettings(ExtensibleArtefact):
         if self.module_output_name not in (None, name):
             yield f"module_output_name {short_repr(self.module_output_name)}"
         yield from (key for key in _NOT_APPLIED if getattr(self, key))
-        for key, value in self.select_loader_arguments("model_args", "model_kwargs").items():
+        for key, value in self.collect_from_pretrained_kwargs("model_args", "model_kwargs").items():
             is_usual_type = key in ("dtype", "torch_dtype") and value in (None, "auto", "float32")
             if key not in _HARMLESS_FOR_MODELS and not is_usual_type:
                 yield f"model_kwargs.{key}"
-        for key, value in self.select_loader_arguments("config_args", "config_kwargs").items():
+        for key, value in self.collect_from_pretrained_kwargs("config_args", "config_kwargs").items():
             if key != "use_cache" and (key not in config or config[key] != value):
                 yield f"config_kwargs.{key} (which belongs in config.json)"
-        if self.select_loader_arguments("tokenizer_args", "processor_kwargs").get("use_fast", True) is not True:
+        if self.collect_from_pretrained_kwargs("tokenizer_args", "processor_kwargs").get("use_fast", True) is not True:
             yield "processor_kwargs.use_fast"
 
 
@@ -440,7 +441,7 @@ def _read_transformer_settings(folder: Path, task: str, prompts: _Prompts) -> Se
             f"{file}: settings that are not supported may change the results: {join_with_and(unsupported)}; remove them, or "
             "run the model with sentence-transformers"
         )
-    arguments = settings.select_loader_arguments("tokenizer_args", "processor_kwargs")
+    arguments = settings.collect_from_pretrained_kwargs("tokenizer_args", "processor_kwargs")
     most = arguments.pop("model_max_length", None) or settings.max_seq_length or read_tokenizer_max_length(folder)
     return SentenceSettings(
         max_sequence_length=most if type(most) is int and most > 2 else None,

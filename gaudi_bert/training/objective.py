@@ -64,7 +64,7 @@ class Objective(ABC):
     sequence_feature: ClassVar[str] = "sequence_weights"
 
     @abstractmethod
-    def compute_denominators(self, batch: BatchArrays) -> FloatArray:
+    def compute_loss_denominators(self, batch: BatchArrays) -> FloatArray:
         """Return the numbers by which the two summed losses of a batch are divided, float64 [2].
 
         Dividing the loss sums by these numbers gives the mean losses.
@@ -104,7 +104,7 @@ class PretrainingObjective(Objective):
     sums = 8
     sequence_feature = "next_sentence_weights"
 
-    def compute_denominators(self, batch: BatchArrays) -> FloatArray:
+    def compute_loss_denominators(self, batch: BatchArrays) -> FloatArray:
         """Return the numbers by which the summed masked-LM and next-sentence losses of a batch are divided, float64 [2].
 
         The masked-LM denominator is the number of masked tokens (`loss: token`) or of sequences that contain at least one
@@ -264,7 +264,7 @@ class TrainingStep:
             A function that waits for the device and returns float32 [K + 1]: the K sums of the objective over the
             micro-batches of this process, and the gradient norm over all processes before clipping.
         """
-        weights_M2 = np.array([self.objective.compute_denominators(batch) for batch in micro_batches])
+        weights_M2 = np.array([self.objective.compute_loss_denominators(batch) for batch in micro_batches])
         factors_M2 = self.denominators.compute_loss_factors(
             weights_M2, len(micro_batches[0]["input_ids"]), self.communicator
         )
@@ -331,7 +331,7 @@ class IntervalReport:
 
 
 @dataclass
-class Interval:
+class ReportInterval:
     """Collects the losses, token counts and duration of the updates since the last report.
 
     Attributes:
@@ -352,7 +352,7 @@ class Interval:
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
     _began: float | None = None
 
-    def start_update(self) -> None:
+    def start_clock_if_due(self) -> None:
         """Start the clock before the first update of an interval. If that update built the graph, restart the clock before
         the second update.
         """
@@ -362,19 +362,19 @@ class Interval:
             self._sums[0]()  # wait until the device has finished the first update
             self._began = self.clock()
 
-    def add_update(self, sums: WaitForSums, batches: list[Batch]) -> None:
+    def record_update(self, wait_for_sums: WaitForSums, micro_batches: list[Batch]) -> None:
         """Record the summed losses and the numbers of tokens of a weight update. The device may still be computing the
         update.
 
         Args:
-            sums: The return value of `TrainingStep.run_update`.
-            batches: The micro-batches of this process.
+            wait_for_sums: The return value of `TrainingStep.run_update`.
+            micro_batches: The micro-batches of this process.
         """
-        sequences = sum(int(np.count_nonzero(batch[self.objective.sequence_feature])) for batch in batches)
-        tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in batches)
-        packs = sum(len(batch["input_mask"]) for batch in batches)
-        self._sums.append(sums)
-        self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
+        sequences = sum(int(np.count_nonzero(batch[self.objective.sequence_feature])) for batch in micro_batches)
+        tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in micro_batches)
+        packs = sum(len(batch["input_mask"]) for batch in micro_batches)
+        self._sums.append(wait_for_sums)
+        self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in micro_batches)))
 
     def make_report(self, communicator: Communicator) -> IntervalReport:
         """Wait until the device has finished all updates of the interval, and return a report on these updates.

@@ -20,14 +20,14 @@ from typing_extensions import Required, Unpack
 
 from gaudi_bert.artefacts.completion import (
     Signature,
-    begin_artefact,
+    begin_artefact_unless_finished,
     check_output_path,
     is_artefact_finished,
     remove_artefact,
     settings_path,
 )
 from gaudi_bert.artefacts.mirrored_folder import (
-    fetch_files,
+    download_missing_files,
     format_path,
     is_mirrored,
     list_names,
@@ -50,9 +50,9 @@ from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.checkpoint import (
     CHECKPOINT_NAMES,
     Progress,
-    RunBeginning,
+    RunStartConditions,
     broadcast_state,
-    read_run_beginning,
+    read_run_start_conditions,
     restore_newest_checkpoint,
 )
 from gaudi_bert.training.evaluate import EvaluationSet
@@ -63,7 +63,7 @@ from gaudi_bert.training.run_plan import DryRun, RunPlan, format_schedule
 
 
 @dataclass(frozen=True)
-class PreparedUpdates:
+class PlannedUpdates:
     """The plan of the weight updates of a run, and a function that returns the training batches.
 
     Attributes:
@@ -112,7 +112,7 @@ class Job(ABC, Generic[R]):
     checkpoint_settings: Mapping[str, Any]
 
     @abstractmethod
-    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
+    def plan_weight_updates(self, processes: int, initial_processes: int) -> PlannedUpdates:
         """Plan the weight updates of the run. Return the plan, and a function that reads the batches.
 
         This method does not change the job. It is called again if the run was begun by another number of processes, which is
@@ -120,7 +120,7 @@ class Job(ABC, Generic[R]):
 
         Args:
             processes: The number of processes of the run.
-            processes_at_start: The number of processes that began the run. It decides which packs an update contains.
+            initial_processes: The number of processes that began the run. It decides which packs an update contains.
 
         Raises:
             InputError: The data and the settings do not fit together.
@@ -143,14 +143,14 @@ class Job(ABC, Generic[R]):
         """
         model.load_values(self.initial_variables)
 
-    def handle_evaluation(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Handle the metrics of an evaluation, for example by saving the best weights.
+    def save_if_best(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Save the weights of the model if no earlier evaluation of the run was better. By default, do nothing.
 
-        Every process calls this.
+        Every process calls this after each evaluation.
         """
 
     @abstractmethod
-    def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> R:
+    def finish_run_and_build_result(self, loop: TrainingLoop, updates: PlannedUpdates) -> R:
         """Write the remaining files to the folder of the run, and return the result.
 
         Every process calls this.
@@ -216,7 +216,7 @@ def run_job(
         prefix = "" if dry_run else f"{'train' if section.section_name == 'training' else 'finetune'}: "
         reporter.say(f"{prefix}{chosen.format_choice()}")  # first, because what follows takes seconds to load
         job = create_job(reporter)
-        updates = job.prepare_updates(processes, processes)
+        updates = job.plan_weight_updates(processes, processes)
         plan, signature, result_path = updates.plan, job.signature, folder / job.result_type.file_name
         if plan.settings.target_masked_lm_accuracy is not None and job.evaluation is None:
             raise InputError(
@@ -225,7 +225,7 @@ def run_job(
         # If a pod is lost after the other pods have finished, Kubernetes restarts only this pod. The restarted pod would
         # wait in vain for the others to connect, so check first whether the run is finished.
         if not (overwrite or dry_run) and processes_share_folders() and is_artefact_finished(folder, result_path, signature):
-            say(_format_already_finished(folder, signature))
+            say(_format_already_finished_message(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
         for line in (*updates.lines, *((*format_schedule(plan), *job.format_dry_run()) if dry_run else ())):
             reporter.say(f"{prefix}{line}")
@@ -237,12 +237,12 @@ def run_job(
         with opened as run:
             if run.finished_result is not None:
                 return StageOutput(run.finished_result, skipped=True)
-            if plan.packs_by_row_length and run.processes_at_start != processes:
-                updates = job.prepare_updates(processes, run.processes_at_start)
-            return StageOutput(run.write_result(_train(job, updates, run)))
+            if plan.packs_by_row_length and run.initial_processes != processes:
+                updates = job.plan_weight_updates(processes, run.initial_processes)
+            return StageOutput(run.write_and_broadcast_result(_train(job, updates, run)))
 
 
-def _train(job: Job[R], prepared: PreparedUpdates, run: RunContext[R]) -> R:
+def _train(job: Job[R], prepared: PlannedUpdates, run: RunContext[R]) -> R:
     """Build the model, load the newest checkpoint or the initial weights, train, and return the result."""
     communicator, plan, settings = run.communicator, prepared.plan, prepared.plan.settings
     model = run.engine.build_model(job.spec, run.device, seed=settings.seed, compiled=run.compiled)
@@ -280,11 +280,11 @@ def _train(job: Job[R], prepared: PreparedUpdates, run: RunContext[R]) -> R:
         checkpoint_settings,
         held_out=job.evaluation,
         mlperf_log=mlperf_log,
-        handle_evaluation=partial(job.handle_evaluation, run, model),
+        handle_evaluation=partial(job.save_if_best, run, model),
         evaluates_first=job.evaluates_first,
     )
     loop.run()
-    return job.finish_run(loop, prepared)
+    return job.finish_run_and_build_result(loop, prepared)
 
 
 # --- The folder of a run, which is new, resumed or already finished
@@ -341,7 +341,7 @@ def _open_run_folder(
             )
         context = RunContext[R](folder, result_path, engine, watched, reporter, device, signature)
         if is_done:
-            reporter.say(_format_already_finished(folder, signature))
+            reporter.say(_format_already_finished_message(folder, signature))
             yield replace(context, finished_result=watched.run_on_first_process(lambda: job.result_type.read(result_path)))
             return
         others = f", {watched.size} processes" if watched.size > 1 else ""
@@ -355,19 +355,19 @@ def _open_run_folder(
         # A resumed run must draw the dropout masks and divide the packs as if it had never been stopped. The masks depend on
         # whether kernels are compiled, and the division depends on the number of processes. Therefore use the values from
         # the start of the run.
-        processes_at_start, compiled = watched.run_on_first_process(
-            lambda: read_run_beginning(context.checkpoint_folder)
-        ) or RunBeginning(watched.size, device.compiles)
+        initial_processes, compiled = watched.run_on_first_process(
+            lambda: read_run_start_conditions(context.checkpoint_folder)
+        ) or RunStartConditions(watched.size, device.compiles)
         if compiled and not device.compiles:
             reporter.say(
                 "note: the run began with compiled kernels, which this device does not support, so dropout masks differ "
                 "from now on"
             )
-        yield replace(context, compiled=compiled and device.compiles, processes_at_start=processes_at_start)
+        yield replace(context, compiled=compiled and device.compiles, initial_processes=initial_processes)
 
 
-def _format_already_finished(folder: Path, signature: Signature) -> str:
-    """Return the line that is printed if a run is already finished."""
+def _format_already_finished_message(folder: Path, signature: Signature) -> str:
+    """Return the message for a run that is already finished."""
     done = "trained" if signature.stage == "train" else "fine-tuned"
     return f"{format_path(folder)}: already {done} with these settings; nothing to do"
 
@@ -378,7 +378,7 @@ def _format_already_finished(folder: Path, signature: Signature) -> str:
 def _choose_run_engine(settings: LoopSettings, is_bert: bool, folder: Path, overwrite: bool) -> ChosenEngine:
     """Choose the engine for a run. A resumed run keeps its engine, unless the settings specify another one."""
     file = folder / "settings.yaml"
-    fetch_files(file)
+    download_missing_files(file)
     stored = None
     if file.is_file() and not overwrite:
         stored = getattr(load_pipeline(file), settings.section_name).engine
@@ -404,11 +404,11 @@ def _begin_unless_finished(
         InputError: The folder contains another run, or a run with fewer updates while `resume` is False.
     """
     folder, settings_file = result_path.parent, settings_path(result_path.parent)
-    fetch_files(settings_file)
+    download_missing_files(settings_file)
     if overwrite:
         check_output_path(folder, result_path, signature.stage, overwrite)
         remove_artefact(folder, result_path, signature.stage)
-    before = _read_updates_of_shorter_run(settings_file, signature)
+    before = _read_previous_update_count(settings_file, signature)
     if before is not None:
         updates = signature.settings["training"]["updates"]
         if not resume:
@@ -425,22 +425,22 @@ def _begin_unless_finished(
             f"train: training.updates was raised from {before:,} to {updates:,}; the optimizer keeps its moments, and the "
             f"learning rate continues on the schedule of {updates:,} updates"
         )
-    if begin_artefact(folder, result_path, signature, overwrite=overwrite):
+    if begin_artefact_unless_finished(folder, result_path, signature, overwrite=overwrite):
         return True
     write_text(folder / "settings.yaml", yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
     if is_mirrored(folder):  # resuming needs only the newest checkpoint and the files that grow
         names = list_names(folder)
         newest = max(fnmatch.filter(names, f"checkpoints/{CHECKPOINT_NAMES}"), default=None)
-        fetch_files(*(folder / name for name in names if "/" not in name or name == newest))
+        download_missing_files(*(folder / name for name in names if "/" not in name or name == newest))
     return False
 
 
-def _read_updates_of_shorter_run(settings_file: Path, signature: Signature) -> int | None:
+def _read_previous_update_count(settings_file: Path, requested_run: Signature) -> int | None:
     """If the requested run only adds updates to the stored run, return the stored number of updates.
 
     Return None if there is no stored run, or if it differs in another way.
     """
-    requested = signature.as_json()
+    requested = requested_run.as_json()
     updates = requested["settings"].get("training", {}).get("updates")
     if updates is None or not settings_file.exists():
         return None

@@ -89,7 +89,7 @@ class _BlockMicroBatches(NamedTuple):
     packs: int
 
 
-class _PackBlocks(NamedTuple):
+class _BlockPlan(NamedTuple):
     """Divides all packs with the same row length into blocks of equal size. Each weight update reads complete blocks.
 
     Attributes:
@@ -142,7 +142,7 @@ class RunPlan:
         mean_tokens: The mean number of tokens in a sequence, or None if it is unknown.
         packs_by_row_length: The number of packs of each row length, by ascending length. Empty if all rows have the same
             length.
-        processes_at_start: The number of processes that began the run, or None if it equals `processes`. Only data with
+        initial_processes: The number of processes that began the run, or None if it equals `processes`. Only data with
             several row lengths needs it: the sizes of the blocks are computed from it, so that they stay the same when
             another number of processes resumes the run.
         count_micro_batches: A function from the number of an update, from 1, to its number of micro-batches. None if all
@@ -156,7 +156,7 @@ class RunPlan:
     packs: int | None
     mean_tokens: float | None = None
     packs_by_row_length: tuple[RowPacks, ...] = ()
-    processes_at_start: int | None = None
+    initial_processes: int | None = None
     count_micro_batches: Callable[[int], int] | None = None
 
     @cached_property
@@ -184,11 +184,13 @@ class RunPlan:
         Args:
             update: The number of the update, from 1.
         """
-        before, after = self._count_blocks_after(update - 1), self._count_blocks_after(update)
-        most_frequent_first = sorted(range(len(after)), key=lambda index: -self.pack_blocks[index].blocks_per_update)
+        before, after = self._count_blocks_read(update - 1), self._count_blocks_read(update)
+        most_frequent_first = sorted(
+            range(len(after)), key=lambda index: -self.block_plan_by_row_length[index].blocks_per_update
+        )
         micro_batches = []
         for index in most_frequent_first:
-            blocks = self.pack_blocks[index]
+            blocks = self.block_plan_by_row_length[index]
             per_block, packs = blocks.divide_among_processes(self.processes)
             packs_of_all = packs * self.processes
             for block in range(before[index], after[index]):
@@ -197,9 +199,9 @@ class RunPlan:
                     micro_batches.append(MicroBatch(index, first, min(first + packs_of_all, block_end), packs))
         return micro_batches if self.count_micro_batches is None else micro_batches[:1] * self.count_micro_batches(update)
 
-    def _count_blocks_after(self, update: int) -> list[int]:
-        """For each row length, return how many blocks of packs the run has read after `update` updates of the weights."""
-        return [math.ceil(update * blocks.blocks_per_update) for blocks in self.pack_blocks]
+    def _count_blocks_read(self, updates_done: int) -> list[int]:
+        """For each row length, return how many blocks of packs the run has read after `updates_done` weight updates."""
+        return [math.ceil(updates_done * blocks.blocks_per_update) for blocks in self.block_plan_by_row_length]
 
     def iterate_micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
         """Yield an endless stream of micro-batches, starting at a position in the run.
@@ -212,7 +214,7 @@ class RunPlan:
         Raises:
             InputError: Rows have several lengths, and the plan reads another number of packs in this number of updates.
         """
-        shift = packs_done - self.count_packs_after(updates_done)
+        shift = packs_done - self.count_packs_read(updates_done)
         if shift and self.packs_by_row_length:
             raise InputError(
                 f"update {updates_done}: the run has read more or fewer packs up to this update than its plan states; start "
@@ -222,9 +224,9 @@ class RunPlan:
             for micro_batch in self.list_micro_batches(update):
                 yield micro_batch._replace(first=micro_batch.first + shift, end=micro_batch.end + shift)
 
-    def count_packs_after(self, update: int) -> int:
-        """Return how many packs all processes together have read after `update` updates."""
-        counts = zip(self._count_blocks_after(update), self.pack_blocks, strict=True)
+    def count_packs_read(self, updates_done: int) -> int:
+        """Return how many packs all processes together have read after `updates_done` weight updates."""
+        counts = zip(self._count_blocks_read(updates_done), self.block_plan_by_row_length, strict=True)
         return sum(count * blocks.packs for count, blocks in counts)
 
     def count_updates(self, epochs: int) -> int:
@@ -232,25 +234,25 @@ class RunPlan:
         packs = [row.packs for row in self.packs_by_row_length] or [self.packs or 0]
         return max(
             math.floor((-(-epochs * packs_of_length // blocks.packs) - 1) / blocks.blocks_per_update) + 1
-            for packs_of_length, blocks in zip(packs, self.pack_blocks, strict=True)
+            for packs_of_length, blocks in zip(packs, self.block_plan_by_row_length, strict=True)
         )
 
     @cached_property
-    def pack_blocks(self) -> tuple[_PackBlocks, ...]:
+    def block_plan_by_row_length(self) -> tuple[_BlockPlan, ...]:
         """For each row length, how the packs are divided into blocks. Each weight update reads complete blocks."""
         settings, most = self.settings, self.settings.micro_batch_packs
         if not self.packs_by_row_length:
             sequences = self.packing_factor * self.processes
             steps = _compute_accumulation_steps(settings.global_batch_sequences, most, sequences)
-            return (_PackBlocks(self.slots_per_pack, most * self.processes, steps, most),)
-        processes = self.processes_at_start or self.processes
+            return (_BlockPlan(self.slots_per_pack, most * self.processes, steps, most),)
+        processes = self.initial_processes or self.processes
         sequences_of_data = round(self.packing_factor * sum(row.packs for row in self.packs_by_row_length))
         all_blocks = []
         for row_length, row_packs in self.packs_by_row_length:
             packs_per_update = Fraction(settings.global_batch_sequences * row_packs, sequences_of_data)
             max_packs = most * self.packs_by_row_length[-1].length // row_length
             packs = processes * min(max_packs, max(1, round(packs_per_update / processes)))
-            all_blocks.append(_PackBlocks(row_length, packs, packs_per_update / packs, max_packs))
+            all_blocks.append(_BlockPlan(row_length, packs, packs_per_update / packs, max_packs))
         highest_rate = max(blocks.blocks_per_update for blocks in all_blocks)
         if highest_rate < 1:  # then an update could be empty, so raise the rates until every update contains packs
             rates = [Fraction(blocks.blocks_per_update) / highest_rate for blocks in all_blocks]
@@ -265,7 +267,7 @@ class RunPlan:
     @cached_property
     def packs_per_update_and_process(self) -> float:
         """The mean number of packs that one process reads for an update."""
-        total = sum(blocks.blocks_per_update * blocks.packs for blocks in self.pack_blocks)
+        total = sum(blocks.blocks_per_update * blocks.packs for blocks in self.block_plan_by_row_length)
         return int(total // self.processes) if total % self.processes == 0 else float(total / self.processes)
 
     @property
@@ -282,7 +284,7 @@ class RunPlan:
         return self.packs_per_update_and_process * self.processes * self.packing_factor
 
     @property
-    def batch_size_change(self) -> float:
+    def relative_batch_size_deviation(self) -> float:
         """The relative difference between the batch size of this plan and the requested one, such as 0.05 for 5 % more
         sequences.
         """
@@ -305,14 +307,16 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
         The number of packs in a micro-batch of one process.
     """
 
-    def distance(packs: int) -> tuple[float, int]:
-        """For micro-batches of `packs` packs, return the relative error of the number of sequences per update, and the
-        number of accumulation steps. The error is rounded to whole percent.
+    def compute_error_and_steps(packs: int) -> tuple[float, int]:
+        """For micro-batches of `packs` packs, return (relative error, accumulation steps).
+
+        The error is the difference between the resulting and the requested number of sequences per update, divided by the
+        requested number and rounded to whole percent.
         """
         steps = _compute_accumulation_steps(sequences_per_update, packs, sequences_per_pack)
         return round(abs(steps * packs * sequences_per_pack / sequences_per_update - 1.0), 2), steps
 
-    return min(range(1, max_packs + 1), key=distance)
+    return min(range(1, max_packs + 1), key=compute_error_and_steps)
 
 
 def _compute_accumulation_steps(sequences_per_update: int, micro_batch_packs: int, sequences_per_pack: float) -> int:
@@ -356,7 +360,7 @@ class DryRun:
             "packs_per_update": plan.packs_per_update,
             "sequences_per_update": plan.sequences_per_update,
             "sequences_asked_per_update": settings.global_batch_sequences,
-            "change": plan.batch_size_change,
+            "change": plan.relative_batch_size_deviation,
             "sequences": plan.sequences_per_update * settings.updates,
         }
 
@@ -364,7 +368,7 @@ class DryRun:
 def format_plan(plan: RunPlan) -> list[str]:
     """Return lines about the size and the number of updates in a run, with notes on possible problems."""
     settings, requested = plan.settings, plan.requested
-    lines = _format_update(plan)
+    lines = _format_update_size(plan)
     if settings != requested:
         lines.append(
             f"packing_correction betas: beta_1 {requested.beta_1:g} -> {settings.beta_1:.6g}, "
@@ -372,7 +376,7 @@ def format_plan(plan: RunPlan) -> list[str]:
             f"updates {requested.updates:,} -> {settings.updates:,}, "
             f"warm-up {requested.warmup_updates:,} -> {settings.warmup_updates:,}"
         )
-    packs = plan.count_packs_after(settings.updates)
+    packs = plan.count_packs_read(settings.updates)
     epochs = f" ({packs / plan.packs:,.1f} times the data)" if plan.packs else ""
     warmup = f"{settings.warmup_updates:,} of them are warm-up"
     if settings.warmup_updates > settings.updates:
@@ -389,7 +393,7 @@ def format_plan(plan: RunPlan) -> list[str]:
     return lines
 
 
-def _format_update(plan: RunPlan) -> list[str]:
+def _format_update_size(plan: RunPlan) -> list[str]:
     """Return a line that states how many sequences and packs an update contains, and notes on possible problems.
 
     There are notes if the size differs from the settings, or if an update is larger than the data.
@@ -398,7 +402,7 @@ def _format_update(plan: RunPlan) -> list[str]:
     key = "training.global_batch_sequences" if in_training else "finetune.batch_sequences"
     text = f"an update contains {plan.sequences_per_update:,.1f} sequences on average: "
     if plan.packs_by_row_length:
-        shared = ((row, *row.divide_among_processes(plan.processes)) for row in plan.pack_blocks)
+        shared = ((row, *row.divide_among_processes(plan.processes)) for row in plan.block_plan_by_row_length)
         text += ", ".join(
             f"{float(row.blocks_per_update * micro_batches):,.1f} x {format_count(packs, 'pack')} of {row.row_length:,}"
             for row, micro_batches, packs in shared
@@ -410,14 +414,16 @@ def _format_update(plan: RunPlan) -> list[str]:
     if plan.processes > 1:
         text += f" x {plan.processes} processes ({plan.sequences_per_update / plan.processes:,.1f} sequences per process)"
     lines = [text]
-    if abs(plan.batch_size_change) > _NOTABLE_CHANGE:
-        more, present = "more" if plan.batch_size_change > 0 else "fewer", settings.micro_batch_packs
+    if abs(plan.relative_batch_size_deviation) > _NOTABLE_CHANGE:
+        more, present = "more" if plan.relative_batch_size_deviation > 0 else "fewer", settings.micro_batch_packs
         sequences = settings.global_batch_sequences
         nearest = find_micro_batch_size(sequences, plan.packing_factor * plan.processes, 2 * present)
         remedy = "" if in_training else "; every process takes the same number of packs"
         if in_training and nearest != present:
             remedy = f"; training.micro_batch_packs = {nearest} would come closest to it"
-        lines.append(f"note: that is {abs(plan.batch_size_change):.1%} {more} than {key} = {sequences:,}{remedy}")
+        lines.append(
+            f"note: that is {abs(plan.relative_batch_size_deviation):.1%} {more} than {key} = {sequences:,}{remedy}"
+        )
     if plan.packs is not None and plan.packs_per_update > plan.packs:
         micro_batch = min(settings.micro_batch_packs, max(1, plan.packs // plan.processes))
         full_steps = max(1, plan.packs // (micro_batch * plan.processes))

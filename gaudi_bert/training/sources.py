@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import METADATA_NAME
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, mirror_folder
-from gaudi_bert.artefacts.pack_kinds import find_pack_kind
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files, mirror_folder
+from gaudi_bert.artefacts.pack_kinds import detect_pack_format
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import is_in_store, open_file
@@ -84,19 +84,19 @@ class RecordSource:
         return self.metadata.tokens / self.metadata.sequences if self.metadata is not None else None
 
     @property
-    def stream_count(self) -> int:
+    def parallel_stream_count(self) -> int:
         """The number of record files that are read at the same time."""
         return choose_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
 
-    def describe_shared_reading(self, processes: int) -> str | None:
+    def format_shared_shards_note(self, processes: int) -> str | None:
         """If several processes must read the same shards, return a note for the user on how often the data is read.
 
         Return None if every process reads its own shards, or if the records are unpacked.
         """
-        readers = processes // math.gcd(self.stream_count, processes)
+        readers = processes // math.gcd(self.parallel_stream_count, processes)
         if readers == 1 or self.metadata is None:
             return None
-        multiple = -(-self.stream_count // processes) * processes
+        multiple = -(-self.parallel_stream_count // processes) * processes
         multiple, frequency = (multiple, "only once") if multiple <= MAX_STREAMS else (MAX_STREAMS, "less often")
         return (
             f"note: each shard is read by {readers} of the {processes} processes, so about {readers} times the size of "
@@ -107,7 +107,7 @@ class RecordSource:
     def open_packs(self) -> StoredPacks:
         """Open the records for random access."""
         if self.metadata is None:
-            return StoredPacks(RecordFiles(self.files, self.schema), self.stream_count)
+            return StoredPacks(RecordFiles(self.files, self.schema), self.parallel_stream_count)
         return open_packs(self.path, self.metadata, self.cache)
 
     def read_file_records(self, file_number: int) -> Iterator[bytes]:
@@ -148,7 +148,7 @@ def open_records(path: Path | str, store: StoreSettings | None = None) -> Iterat
         return
     settings = store or StoreSettings()
     with mirror_folder(Path(path), settings) as folder:
-        fetch_files(folder / METADATA_NAME)
+        download_missing_files(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
             metadata = RecordMetadata.read(folder)
             yield _make_packed_source(
@@ -156,7 +156,7 @@ def open_records(path: Path | str, store: StoreSettings | None = None) -> Iterat
             )
             return
     with open_inputs(path, settings) as inputs:
-        fetch_files(*inputs.sizes)
+        download_missing_files(*inputs.sizes)
         yield open_local_records(inputs.folder)
 
 
@@ -170,7 +170,7 @@ def open_local_records(path: Path | str) -> RecordSource:
         InputError: The records cannot be read, or there are none.
     """
     path = Path(path)
-    if path.is_dir() and find_pack_kind(path) is not None:
+    if path.is_dir() and detect_pack_format(path) is not None:
         metadata = RecordMetadata.read(path)
         check_shards_exist(path, metadata.shard_table)
         return _make_packed_source(path, metadata)

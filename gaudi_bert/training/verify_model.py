@@ -56,7 +56,7 @@ class _Differences(NamedTuple):
     gradients: dict[str, _Difference]
 
 
-class _LeakCounts(NamedTuple):
+class _AttentionLeaks(NamedTuple):
     """The result of a leak check, which changes the tokens of some sequences and compares the outputs of all others.
 
     Attributes:
@@ -155,7 +155,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
         packs=len(batch["input_ids"]),
         sequences=len(split_packs(batch)),
         differences={**per_sequence, **per_token},
-        leak_comparisons=_check_no_leaks(build_model("float32"), config.vocab_size, batch, reporter.say),
+        leak_comparisons=_verify_no_attention_leaks(build_model("float32"), config.vocab_size, batch, reporter.say),
     )
 
 
@@ -181,7 +181,7 @@ def _make_random_packs(config: BertConfig) -> BatchArrays:
             packs.append(pack := [])
         pack.append(sequence)
     slots = max(sum(len(sequence.masked_ids) for sequence in pack) for pack in packs)
-    return join_sequences(packs, length, slots, max(map(len, packs)))
+    return collate_packs(packs, length, slots, max(map(len, packs)))
 
 
 # --- Comparing packed with unpacked, for any weights and any packs (Krell et al., 2021, section 3.2: "the behavior of the
@@ -192,7 +192,7 @@ def _make_random_packs(config: BertConfig) -> BatchArrays:
 
 
 def _check_packed_equals_unpacked(
-    build_model: Callable[[_Dtype], Model], batch: BatchArrays, loss: Loss, say: Callable[[str], None]
+    build_model: Callable[[_Dtype], Model], batch: BatchArrays, loss: Loss, print_line: Callable[[str], None]
 ) -> dict[str, float]:
     """Check that a model computes the same outputs, losses and gradients for packs and for single sequences.
 
@@ -202,7 +202,7 @@ def _check_packed_equals_unpacked(
         build_model: Builds the model with a compute dtype.
         batch: The packs.
         loss: Whether the masked-LM loss is a mean over tokens or over sequences.
-        say: Shows a line to the user.
+        print_line: Prints a line for the user.
 
     Returns:
         The largest differences, as in `VerifyModelResult`.
@@ -211,10 +211,10 @@ def _check_packed_equals_unpacked(
         FailedError: A difference is larger than allowed.
     """
     outputs, gradients = _measure_differences(build_model("float32"), batch, loss)
-    say(f"verify-model: {format_count(len(batch['input_ids']), 'pack')}, masked-LM loss per {loss}")
+    print_line(f"verify-model: {format_count(len(batch['input_ids']), 'pack')}, masked-LM loss per {loss}")
     for name, (difference, size) in outputs.items():
         bound = _OUTPUT_BOUND * max(1.0, size)
-        say(f"verify-model:   {name}: differs by at most {difference:.1e} (allowed: {bound:.1e})")
+        print_line(f"verify-model:   {name}: differs by at most {difference:.1e} (allowed: {bound:.1e})")
         if not difference <= bound:
             raise FailedError(
                 f"{name}: the packed and unpacked values differ by {difference:.1e}, but at most {bound:.1e} is allowed"
@@ -224,10 +224,12 @@ def _check_packed_equals_unpacked(
     if unclear:
         exact = _measure_differences(build_model("float64"), batch, loss).gradients
         relative |= {name: _compute_relative_difference(*exact[name]) for name in unclear}
-        say(f"verify-model:   these gradients nearly cancel in float32 and were compared in float64: {', '.join(unclear)}")
+        print_line(
+            f"verify-model:   these gradients nearly cancel in float32 and were compared in float64: {', '.join(unclear)}"
+        )
     worst = max(relative, key=lambda name: relative[name])
     comparison = f"gradient of {worst}: the packed and unpacked gradients differ by {relative[worst]:.1e} of the norm"
-    say(
+    print_line(
         f"verify-model:   {comparison} (allowed: {_GRADIENT_BOUND:.0e}), the largest difference of {len(relative)} variables"
     )
     if not relative[worst] <= _GRADIENT_BOUND:
@@ -248,7 +250,7 @@ def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token"
     """Run a model on packs and on the same sequences in separate rows, and return how much the results differ."""
     placed_sequences = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
-    single_rows = join_sequences([[placed.sequence] for placed in placed_sequences], length, slots, 1)
+    single_rows = collate_packs([[placed.sequence] for placed in placed_sequences], length, slots, 1)
     of_packs, of_rows = (model.compute_losses_and_gradients(each, loss) for each in (packed, single_rows))
     outputs = {name: _Difference(abs(of_packs.losses[name] - value), abs(value)) for name, value in of_rows.losses.items()}
     for row, placed in enumerate(placed_sequences):
@@ -271,7 +273,9 @@ def _compute_norm(values: AnyArray) -> float:
     return float(np.linalg.norm(values.astype(np.float64).ravel()))
 
 
-def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:
+def _verify_no_attention_leaks(
+    model: Model, vocabulary_size: int, packed: BatchArrays, print_line: Callable[[str], None]
+) -> int:
     """In each pack, change one sequence at a time, and check that the outputs of all other sequences stay bit-identical.
 
     Returns:
@@ -281,8 +285,8 @@ def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say:
         FailedError: The output of an unchanged sequence changed, or the output of a changed one did not.
     """
     total = 0
-    for changed_number in range(int(batch["input_mask"].max())):
-        counts = _count_leaks(model, vocabulary_size, batch, changed_number)
+    for sequence_index in range(int(packed["input_mask"].max())):
+        counts = _measure_attention_leaks(model, vocabulary_size, packed, sequence_index)
         total += counts.unchanged_sequences
         if counts.leaks:
             raise FailedError(
@@ -293,25 +297,28 @@ def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say:
             raise FailedError(
                 "the weights ignore the input: the outputs of a sequence stayed the same when its own tokens were changed"
             )
-    say(f"verify-model:   leaks: the outputs of {total} sequences next to a changed sequence stayed bit-identical")
+    print_line(f"verify-model:   leaks: the outputs of {total} sequences next to a changed sequence stayed bit-identical")
     return total
 
 
-def _count_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, changed_number: int = 0) -> _LeakCounts:
-    """Change all tokens of one sequence in each pack, and count the other sequences with changed outputs.
+def _measure_attention_leaks(
+    model: Model, vocabulary_size: int, packed: BatchArrays, sequence_index: int = 0
+) -> _AttentionLeaks:
+    """Change all tokens of one sequence in each pack, and count the other sequences whose outputs change.
 
     Args:
         model: The model.
         vocabulary_size: The number of token ids.
         packed: The packs.
-        changed_number: The number of the sequence to change, from 0. It is taken modulo the number of sequences in the pack.
+        sequence_index: The index of the sequence to change in each pack, from 0. It is taken modulo the number of sequences
+            in the pack.
     """
     placed_sequences = split_packs(packed)
     sequences_in_pack = np.bincount([placed.pack for placed in placed_sequences], minlength=len(packed["input_ids"]))
     changed_ids = packed["input_ids"].copy()
     changed, unchanged = [], []
     for placed in placed_sequences:
-        if placed.number - 1 == changed_number % int(sequences_in_pack[placed.pack]):
+        if placed.number - 1 == sequence_index % int(sequences_in_pack[placed.pack]):
             changed_ids[placed.pack, placed.positions] = (placed.sequence.input_ids + 1) % vocabulary_size
             changed.append(placed)
         else:
@@ -321,13 +328,13 @@ def _count_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, change
         for batch in (packed, {**packed, "input_ids": changed_ids})
     )
 
-    def compare_bits(placed: _PlacedSequence) -> list[bool]:
-        """For each non-empty output of a sequence, return whether its bits stay the same."""
+    def compare_outputs_bitwise(placed: _PlacedSequence) -> list[bool]:
+        """For each non-empty output of a sequence, return whether it has the same bits before and after the change."""
         now = _select_outputs(after, placed)
         return [old.tobytes() == now[name].tobytes() for name, old in _select_outputs(before, placed).items() if old.size]
 
-    leaks = sum(not all(compare_bits(placed)) for placed in unchanged)
-    return _LeakCounts(len(unchanged), leaks, not any(any(compare_bits(placed)) for placed in changed))
+    leaks = sum(not all(compare_outputs_bitwise(placed)) for placed in unchanged)
+    return _AttentionLeaks(len(unchanged), leaks, not any(any(compare_outputs_bitwise(placed)) for placed in changed))
 
 
 def _select_outputs(outputs: dict[str, Float32Array], placed: _PlacedSequence) -> dict[str, Float32Array]:
@@ -337,7 +344,7 @@ def _select_outputs(outputs: dict[str, Float32Array], placed: _PlacedSequence) -
     return {name: values[slots[name]] if name in slots else values[placed.number - 1] for name, values in of_pack.items()}
 
 
-# --- Splitting packs into sequences, and joining sequences to packs
+# --- Splitting packs into sequences, and collating sequences to packs
 #
 # This code handles one sequence after the other. It is simple rather than fast, and meant for checks and small batches.
 
@@ -413,13 +420,13 @@ def _extract_sequence(batch: BatchArrays, pack: int, number: int) -> _PlacedSequ
     return _PlacedSequence(sequence, pack, number, start, slots)
 
 
-def join_sequences(
-    packs: list[list[Sequence]], length: int, masked_slots: int, depth: int
+def collate_packs(
+    sequences_by_pack: list[list[Sequence]], length: int, masked_slots: int, depth: int
 ) -> dict[str, Int32Array | Float32Array]:
-    """Build a batch of packs from lists of sequences, one list per pack.
+    """Collate lists of sequences, one list per pack, to a batch of packs.
 
     Args:
-        packs: The sequences of each pack. They must fit into the sizes that follow.
+        sequences_by_pack: The sequences of each pack. They must fit into the sizes that follow.
         length: The length of a pack, in tokens.
         masked_slots: The number of masked slots of a pack.
         depth: The maximum number of sequences in a pack.
@@ -427,12 +434,13 @@ def join_sequences(
     Returns:
         The packed features by name, int32 or float32 [packs, ...].
     """
-    rows_BL = np.zeros((4, len(packs), length), np.int32)
-    slots_BQ = np.zeros((2, len(packs), masked_slots), np.int32)
-    numbers_BQ = np.zeros((len(packs), masked_slots), np.float32)
-    sentences_BS = np.zeros((2, len(packs), depth), np.int32)
-    real_BS = np.zeros((len(packs), depth), np.float32)
-    for pack, sequences in enumerate(packs):
+    packs = len(sequences_by_pack)
+    rows_BL = np.zeros((4, packs, length), np.int32)
+    slots_BQ = np.zeros((2, packs, masked_slots), np.int32)
+    numbers_BQ = np.zeros((packs, masked_slots), np.float32)
+    sentences_BS = np.zeros((2, packs, depth), np.int32)
+    real_BS = np.zeros((packs, depth), np.float32)
+    for pack, sequences in enumerate(sequences_by_pack):
         start = slot = 0
         for number, sequence in enumerate(sequences, start=1):
             here, used = slice(start, start + sequence.length), slice(slot, slot + len(sequence.masked_ids))

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from gaudi_bert.artefacts.base import ExtensibleArtefact
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, fetch_matching_files, list_files, mirror_bucket
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files, download_prefix_or_glob, list_files, mirror_bucket
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import check_model_exists, check_regular_file, explain_os_errors, is_in_store, read_json
@@ -244,7 +244,7 @@ def open_local_weights(path: Path | str, store: StoreSettings | None = None) -> 
     """
     with mirror_bucket(path, store) as weights:
         if is_in_store(path):
-            fetch_files(weights)
+            download_missing_files(weights)
             newest = (
                 folder / max(names)
                 for folder in (weights, weights / "checkpoints")
@@ -252,12 +252,12 @@ def open_local_weights(path: Path | str, store: StoreSettings | None = None) -> 
             )
             file = weights if weights.is_file() else next(newest, None)
             if file is None:
-                fetch_matching_files(weights)
+                download_prefix_or_glob(weights)
             else:  # also the files of its model and its run that are next to it; outside the bucket, nothing is fetched
                 run = file.parent.parent
                 of_model = (file.parent / name for name in (*_CONFIG_NAMES, "vocab.txt"))
                 of_run = (run / name for name in ("settings.yaml", "vocab.txt", "tokenizer_config.json"))
-                fetch_files(file, *of_model, *of_run, run.parent / "examples" / "vocab.txt")
+                download_missing_files(file, *of_model, *of_run, run.parent / "examples" / "vocab.txt")
         yield weights
 
 

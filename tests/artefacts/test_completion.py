@@ -12,7 +12,7 @@ from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import (
     GroupedOutput,
     Signature,
-    begin_artefact,
+    begin_artefact_unless_finished,
     is_artefact_finished,
     remove_artefact,
     settings_path,
@@ -27,38 +27,38 @@ NEW = Signature("write", {"depth": 4, "seed": 1}, {"histogram": "abc"})
 
 def test_a_finished_file_of_the_same_settings_is_unchanged(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    assert not begin_artefact(plan, plan, OLD)
-    assert not begin_artefact(plan, plan, OLD), "begun but not finished: there is still work to do"
+    assert not begin_artefact_unless_finished(plan, plan, OLD)
+    assert not begin_artefact_unless_finished(plan, plan, OLD), "begun but not finished: there is still work to do"
     assert not is_artefact_finished(plan, plan, OLD)
     plan.write_text("{}")
-    assert begin_artefact(plan, plan, OLD)
+    assert begin_artefact_unless_finished(plan, plan, OLD)
     assert [is_artefact_finished(plan, plan, signature) for signature in (OLD, NEW)] == [True, False]
     assert settings_path(plan) == tmp_path / "plan.settings.json"
 
 
 def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    begin_artefact(plan, plan, OLD)
+    begin_artefact_unless_finished(plan, plan, OLD)
     plan.write_text("{}")
     with pytest.raises(
         InputError, match=r"plan.json: the output was .* other settings \(settings.depth: 3 in the file, 4 now\)"
     ):
-        begin_artefact(plan, plan, NEW)
+        begin_artefact_unless_finished(plan, plan, NEW)
     assert plan.exists()
-    assert not begin_artefact(plan, plan, NEW, overwrite=True)
+    assert not begin_artefact_unless_finished(plan, plan, NEW, overwrite=True)
     assert not plan.exists()
 
 
 def test_a_folder_half_done_is_resumed_only_with_its_own_settings(tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     final = folder / "metadata.json"
-    begin_artefact(folder, final, OLD)
+    begin_artefact_unless_finished(folder, final, OLD)
     (folder / "packed-00000-00000.tfrecord").write_text("x")
-    assert not begin_artefact(folder, final, OLD)
+    assert not begin_artefact_unless_finished(folder, final, OLD)
     assert (folder / "packed-00000-00000.tfrecord").exists()
     with pytest.raises(InputError, match="depth: 3 in the file"):
-        begin_artefact(folder, final, NEW)
-    begin_artefact(folder, final, NEW, overwrite=True)
+        begin_artefact_unless_finished(folder, final, NEW)
+    begin_artefact_unless_finished(folder, final, NEW, overwrite=True)
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
 
 
@@ -68,7 +68,7 @@ def test_a_removal_that_is_killed_leaves_nothing_that_looks_finished(
     """The final file goes first, and the settings last: whatever remains is refused, or resumed."""
     folder, removed = tmp_path / "packed", []
     final = folder / "metadata.json"
-    begin_artefact(folder, final, OLD)
+    begin_artefact_unless_finished(folder, final, OLD)
     for name in ("group-00000.json", "metadata.json", "packed-00000-00000.tfrecord"):
         (folder / name).write_text("{}")
     monkeypatch.setattr("gaudi_bert.artefacts.completion.remove_files", lambda *paths: removed.extend(p.name for p in paths))
@@ -84,7 +84,7 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
         InputError,
         match=r"mine: already contains thesis.tex, and no settings file shows that .* wrote this folder",
     ):
-        begin_artefact(folder, folder / "metadata.json", OLD)
+        begin_artefact_unless_finished(folder, folder / "metadata.json", OLD)
     assert (folder / "thesis.tex").read_text() == "years of work"
 
 
@@ -100,19 +100,19 @@ def test_the_first_difference_is_named(
     tmp_path: Path, stored: dict[str, object], requested: dict[str, object], message: str
 ) -> None:
     final = tmp_path / "made" / "metadata.json"
-    begin_artefact(final.parent, final, Signature("write", stored, {}))
+    begin_artefact_unless_finished(final.parent, final, Signature("write", stored, {}))
     final.write_text("x")
-    assert begin_artefact(final.parent, final, Signature("write", stored, {}))
+    assert begin_artefact_unless_finished(final.parent, final, Signature("write", stored, {}))
     with pytest.raises(InputError, match=re.escape(f"(settings.{message})")):
-        begin_artefact(final.parent, final, Signature("write", requested, {}))
+        begin_artefact_unless_finished(final.parent, final, Signature("write", requested, {}))
 
 
 def test_a_folder_with_an_ending_takes_nothing_beside_it_for_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "packed.v1"
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert not begin_artefact(folder, folder / "metadata.json", OLD)
+    assert not begin_artefact_unless_finished(folder, folder / "metadata.json", OLD)
     (folder / "metadata.json").write_text("{}")
-    assert not begin_artefact(folder, folder / "metadata.json", NEW, overwrite=True)
+    assert not begin_artefact_unless_finished(folder, folder / "metadata.json", NEW, overwrite=True)
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     assert settings_path(folder) == settings_path(folder, folder / "metadata.json") == folder / "settings.json"

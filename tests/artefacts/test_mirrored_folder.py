@@ -13,7 +13,7 @@ import pytest
 
 from gaudi_bert.artefacts.mirrored_folder import (
     _create_scratch_folder,
-    fetch_files,
+    download_missing_files,
     format_path,
     is_mirrored,
     list_files,
@@ -22,9 +22,9 @@ from gaudi_bert.artefacts.mirrored_folder import (
     open_local_copies,
     open_local_copy,
     prefetch_batches,
-    publish_files,
     remove_files,
     remove_local_copies,
+    upload_changed_files,
 )
 from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import FailedError, InputError
@@ -68,13 +68,13 @@ def test_growing_files_go_up_when_they_are_published_and_only_if_they_grew(s3: S
                 with lines.open("a") as handle:
                     handle.write(f"{number}\n")
                 assert counting.requests["PUT"] == 1 + 2 * number
-                publish_files(folder)
-            publish_files(folder)
+                upload_changed_files(folder)
+            upload_changed_files(folder)
             assert counting.requests["PUT"] == 4, "settings, lines twice, events once"
     made = contents(url, ObjectStore(quick(s3.endpoint)))
     assert made == {"settings.json": b"{}", "metrics.jsonl": b"0\n1\n", "tensorboard/events": b"one"}
     with mirror_folder(Path(url), quick(s3.endpoint)) as folder:
-        fetch_files(folder / "metrics.jsonl", folder / "none.jsonl")
+        download_missing_files(folder / "metrics.jsonl", folder / "none.jsonl")
         assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
 
 
@@ -99,7 +99,7 @@ with mirror_folder(Path({url!r}), StoreSettings(**{store.model_dump()!r})) as fo
     assert len(list(tmp_path.iterdir())) == 1
     with mirror_folder(Path(url), store) as folder:
         assert [path.parent for path in tmp_path.rglob("shard")] == [], "scratch of the killed process is left"
-        fetch_files(folder / "shard", folder / "manifest.json")
+        download_missing_files(folder / "shard", folder / "manifest.json")
         assert (folder / "shard").read_text() == "whole"
         assert not (folder / "manifest.json").exists()
         write_text(folder / "manifest.json", "whole")
@@ -135,7 +135,7 @@ def test_what_is_released_is_in_the_store_and_what_is_removed_is_nowhere(s3: S3S
         assert not (folder / "a").exists()
         assert list_names(folder) == ["a", "b", "c/d"]
         assert sorted(list_files(folder)) == ["a", "b"]
-        fetch_files(folder / "a")
+        download_missing_files(folder / "a")
         assert (folder / "a").read_text() == "a"
         remove_files(folder / "a", folder / "c" / "d", folder / "none")
         assert not (folder / "a").exists()
@@ -152,13 +152,16 @@ def test_batches_are_fetched_ahead_once_and_only_as_they_were_listed(s3: S3Serve
         objects.write(f"{url}/6", b"another")
         with prefetch_batches([[path] for path in paths], 2) as batches:
             for number in range(6):
-                with batches.provide_batch(number):
+                with batches.keep_batch_local_during(number):
                     assert paths[number].read_text() == str(number)
                 assert not paths[number].exists()
-            with pytest.raises(InputError, match=f"{url}/6: the object changed while it was read"), batches.provide_batch(6):
+            with (
+                pytest.raises(InputError, match=f"{url}/6: the object changed while it was read"),
+                batches.keep_batch_local_during(6),
+            ):
                 pass
         absent = pytest.raises(InputError, match=f"{url}/none: the object or its bucket does not exist")
-        with absent, prefetch_batches([[folder / "none"]]) as batches, batches.provide_batch(0):
+        with absent, prefetch_batches([[folder / "none"]]) as batches, batches.keep_batch_local_during(0):
             pass
 
 
@@ -167,10 +170,10 @@ def test_a_folder_of_this_machine_is_worked_on_where_it_is(tmp_path: Path) -> No
         assert folder == tmp_path
         write_text(folder / "a", "a")
         (folder / "b").mkdir()
-        fetch_files(folder / "a", folder / "none")
-        publish_files(folder)
+        download_missing_files(folder / "a", folder / "none")
+        upload_changed_files(folder)
         remove_local_copies(folder / "a")
-        with prefetch_batches([[folder / "a"]]) as batches, batches.provide_batch(0):
+        with prefetch_batches([[folder / "a"]]) as batches, batches.keep_batch_local_during(0):
             assert format_path(folder / "a") == str(tmp_path / "a")
         assert list_names(folder) == ["a", "b"]
         assert list_files(folder)["a"].bytes == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, mirror_folder
+from gaudi_bert.artefacts.mirrored_folder import download_missing_files, mirror_folder
 from gaudi_bert.artefacts.object_store import ObjectStore
-from gaudi_bert.artefacts.pack_kinds import find_pack_kind, list_pack_kind_files
+from gaudi_bert.artefacts.pack_kinds import detect_pack_format, list_format_detection_files
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_json
 from tests.builders.s3_server import S3Server, quick, upload
@@ -19,8 +19,8 @@ def kind_in_bucket(folder: Path, s3: S3Server) -> str | None:
     settings, url = quick(s3.endpoint), f"s3://bucket/kinds/{folder.parent.name}"
     upload(folder, url, ObjectStore(settings))
     with mirror_folder(url, settings) as copy:
-        fetch_files(*list_pack_kind_files(copy))
-        return find_pack_kind(copy)
+        download_missing_files(*list_format_detection_files(copy))
+        return detect_pack_format(copy)
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_what_packs_a_folder_holds_is_decided_by_its_metadata(
 ) -> None:
     for name in files:
         write_json(tmp_path / "folder" / name, {})
-    assert find_pack_kind(tmp_path / "folder") == kind
+    assert detect_pack_format(tmp_path / "folder") == kind
     assert kind_in_bucket(tmp_path / "folder", s3) == kind
 
 
 @pytest.mark.parametrize(("settings", "stage"), [("settings.json", "write"), ("__gaudi_bert__/settings.json", "pack-table")])
 def test_packs_that_were_begun_and_not_finished_are_refused(tmp_path: Path, s3: S3Server, settings: str, stage: str) -> None:
     write_json(tmp_path / "folder" / settings, Signature(stage, {}, {}).as_json())
-    for ask in (find_pack_kind, lambda folder: kind_in_bucket(folder, s3)):
+    for ask in (detect_pack_format, lambda folder: kind_in_bucket(folder, s3)):
         with pytest.raises(InputError, match="packing has not finished"):
             ask(tmp_path / "folder")

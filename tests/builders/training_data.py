@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.common.features import PackingMetrics
-from gaudi_bert.training.verify_model import Sequence, join_sequences
+from gaudi_bert.training.verify_model import Sequence, collate_packs
 
 LENGTH, PREDICTIONS, DEPTH, VOCABULARY = 23, 4, 3, 61
 MASKED_SLOTS = PREDICTIONS + DEPTH
@@ -55,7 +55,7 @@ def write_records(path: Path, examples: list[bytes], compression: str = "") -> N
 
 
 def packed_features(packs: list[list[Sequence]]) -> list[dict[str, np.ndarray]]:
-    batch = join_sequences(packs, LENGTH, MASKED_SLOTS, DEPTH)
+    batch = collate_packs(packs, LENGTH, MASKED_SLOTS, DEPTH)
     return [{name: np.asarray(values)[row] for name, values in batch.items()} for row in range(len(packs))]
 
 

@@ -11,7 +11,7 @@ from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, PretrainingObjective, TrainingStep
-from gaudi_bert.training.verify_model import join_sequences
+from gaudi_bert.training.verify_model import collate_packs
 from tests.builders import training_data as data
 
 UPDATES = 5
@@ -24,7 +24,7 @@ def packs_of(update: int) -> list:
 
 
 def packed(packs: list) -> dict[str, np.ndarray]:
-    batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS, data.DEPTH)
+    batch = collate_packs(packs, data.LENGTH, data.MASKED_SLOTS, data.DEPTH)
     return {name: np.asarray(values) for name, values in batch.items()}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.heads import Loss
-from gaudi_bert.training.verify_model import _count_leaks, _measure_differences, join_sequences, split_packs
+from gaudi_bert.training.verify_model import _measure_attention_leaks, _measure_differences, collate_packs, split_packs
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.model_packs import BY_EACH_ENGINE, VOCABULARY, WITHOUT_PYTORCH, random_packs, small_model
@@ -43,7 +43,7 @@ def check_gradients(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) 
 
 
 def check_against_naive(model: Model, packs, length: int, masked_slots: int, depth: int, loss: Loss) -> None:
-    batch = join_sequences(packs, length, masked_slots, depth)
+    batch = collate_packs(packs, length, masked_slots, depth)
     outputs, losses, gradients = model.compute_losses_and_gradients(batch, loss)
     sequences = [sequence for pack in packs for sequence in pack]
     expected = naive.everything(model.spec.config, model.values(), sequences, loss)
@@ -95,7 +95,7 @@ def test_compiled_kernels_are_held_to_the_same(loss):
 
 @BY_EACH_ENGINE
 def test_float64_shows_that_the_rest_is_rounding(engine: EngineName):
-    batch = join_sequences(random_packs(7, [[11, 5, 13, 8], [17, 9], [37]]), 37, 23, 4)
+    batch = collate_packs(random_packs(7, [[11, 5, 13, 8], [17, 9], [37]]), 37, 23, 4)
     outputs, gradients = _measure_differences(small_model(compute_dtype="float64", engine=engine), batch)
     assert all(difference < 1e-13 for difference, _ in outputs.values())
     assert all(difference <= 1e-7 * size for difference, size in gradients.values())
@@ -103,7 +103,7 @@ def test_float64_shows_that_the_rest_is_rounding(engine: EngineName):
 
 @BY_EACH_ENGINE
 def test_bfloat16_is_near_float32(engine: EngineName):
-    batch = join_sequences(random_packs(1, [[11, 5, 13], [17, 9]]), 31, 17, 3)
+    batch = collate_packs(random_packs(1, [[11, 5, 13], [17, 9]]), 31, 17, 3)
     wide, losses, gradients = small_model(engine=engine).compute_losses_and_gradients(batch, "token")
     narrow, narrow_losses, narrow_gradients = small_model(
         compute_dtype="bfloat16", engine=engine
@@ -134,7 +134,7 @@ def test_bfloat16_is_near_float32(engine: EngineName):
 )
 def test_large_scores_and_half_precision_leak_nothing(changes):
     model = small_model(**changes)
-    batch = join_sequences(random_packs(4, [[7, 3, 11, 5], [13, 17]]), 31, 19, 4)
+    batch = collate_packs(random_packs(4, [[7, 3, 11, 5], [13, 17]]), 31, 19, 4)
     for chosen in range(4):
-        report = _count_leaks(model, VOCABULARY, batch, chosen)
+        report = _measure_attention_leaks(model, VOCABULARY, batch, chosen)
         assert report == (4, 0, True)

@@ -22,7 +22,7 @@ from gaudi_bert.model.config import draw_initial_value, parameter_specs
 from gaudi_bert.model.heads import PretrainingHead, VectorHead
 from gaudi_bert.tasks.contrast import find_forbidden_candidates, in_batch_negatives_loss
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.verify_model import join_sequences
+from gaudi_bert.training.verify_model import collate_packs
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical
@@ -72,7 +72,7 @@ def test_micro_batches_may_be_slow_in_the_first_update_and_where_rows_have_anoth
     model, settings = work.make_model(engine=engine), TrainingSettings(seed=3)
     step = work.make_step(model, settings, Listening(), 2, engine=engine)
     packs = [[sequence] for pack in work.packs_of(1) for sequence in pack if sequence.length <= 17]
-    whole, short = (join_sequences(packs, length, data.MASKED_SLOTS, data.DEPTH) for length in (data.LENGTH, 17))
+    whole, short = (collate_packs(packs, length, data.MASKED_SLOTS, data.DEPTH) for length in (data.LENGTH, 17))
     for update, batches in enumerate(([whole, whole], [whole, whole], [short, whole]), 1):
         step.run_update(batches, update, 0.0)
     name = "micro-batch {} of update {}".format

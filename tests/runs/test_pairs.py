@@ -31,4 +31,4 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
         numbers = np.concatenate([batch["text_numbers"].ravel() for batch in batches])
         expected = len(stream.find_distinct_sequences(update, update + 1)[0])
         assert sorted(numbers[numbers >= 0].tolist()) == list(range(expected))
-        assert expected <= data.count_sequence_slots(update)
+        assert expected <= data.compute_sequence_capacity(update)

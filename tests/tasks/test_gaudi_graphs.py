@@ -21,7 +21,7 @@ from gaudi_bert.runs.finetune import create_job
 from gaudi_bert.runs.labelled_data import FineTuneFiles
 from gaudi_bert.training.batches import TrainingOrder
 from gaudi_bert.training.objective import Objective, PretrainingObjective, TrainingStep
-from gaudi_bert.training.verify_model import join_sequences
+from gaudi_bert.training.verify_model import collate_packs
 from tests.builders.gaudi_graphs import operations_of, pytorch_problems, tensorflow_problems, traced_pass
 from tests.builders.model_packs import WITHOUT_PYTORCH, random_packs, small_config
 from tests.builders.reporters import QUIET
@@ -48,7 +48,7 @@ def problems_of_job(engine: str, task: dict[str, Any], data: Path, model: Path) 
     section = {"max_sequence_length": 61, "batch_sequences": 12, "micro_batch_packs": 4, "engine": engine}
     settings = section_from_mapping(PipelineSettings, {"task": task, "finetune": section}, "test")
     job = create_job(settings, FineTuneFiles(data, None, model), Path(), QUIET)
-    updates = job.prepare_updates(1, 1)
+    updates = job.plan_weight_updates(1, 1)
     batches = list(islice(updates.make_batches(TrainingOrder(1, True)), updates.plan.accumulation_steps))
     return problems(engine, job.spec, batches, updates.plan.settings, updates.objective)
 
@@ -97,7 +97,7 @@ def test_what_gaudi_converts_to_bfloat16_is_there_and_is_none_of_what_must_stay(
 
 
 def small_batch() -> dict[str, np.ndarray]:
-    return join_sequences(random_packs(7, [[11, 5, 13], [17, 9], [31]]), 37, 17, 3)
+    return collate_packs(random_packs(7, [[11, 5, 13], [17, 9], [31]]), 37, 17, 3)
 
 
 # --- every planted fault is found, wherever it hides

@@ -97,7 +97,7 @@ def test_processes_share_the_packs_of_one(size: int, lengths: tuple[int, ...]) -
     """All are at the same length at the same time, in a run that began by one process or by as many."""
     data = make_data(lengths)
     one = plan_of(data, 2 * size)
-    several = replace(one, processes=size, processes_at_start=1) if len(lengths) > 1 else plan_of(data, 2, size)
+    several = replace(one, processes=size, initial_processes=1) if len(lengths) > 1 else plan_of(data, 2, size)
     streams = [iter(batches_of(data, several, rank=rank)) for rank in range(size)]
     alone = iter(batches_of(data, one))
     for update in range(1, one.count_updates(3) + 1):
@@ -114,7 +114,7 @@ def test_a_stream_is_taken_up_after_any_update(lengths: tuple[int, ...]) -> None
     plan = plan_of(data, 3)
     every = batches_of(data, plan)
     for update in range(plan.count_updates(3) + 1):
-        later = batches_of(data, plan, updates_done=update, packs_done=plan.count_packs_after(update))
+        later = batches_of(data, plan, updates_done=update, packs_done=plan.count_packs_read(update))
         for one, other in zip(every[len(every) - len(later) :], later, strict=True):
             assert {name: values.tobytes() for name, values in one.items()} == {
                 name: v.tobytes() for name, v in other.items()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("h5py", exc_type=ImportError)
 
 from gaudi_bert.artefacts.packed import RecordMetadata
-from gaudi_bert.artefacts.verification import conversion_path
+from gaudi_bert.artefacts.verification import conversion_summary_path
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.convert import convert_to_hdf5
@@ -94,7 +94,7 @@ def test_the_same_packs_give_the_same_bytes_and_a_run_that_was_killed_continues(
     assert all(path.is_file() and not path.name.startswith(".") for path in out.iterdir())
     lost, *kept = sorted(out.iterdir())
     times = [path.stat().st_mtime_ns for path in kept]
-    for path in (lost, tmp_path / "out_metadata.json", conversion_path(out)):
+    for path in (lost, tmp_path / "out_metadata.json", conversion_summary_path(out)):
         path.unlink()
     assert not convert_to_hdf5(packed, out, reporter=QUIET).skipped
     assert (contents(out), (tmp_path / "out_metadata.json").read_bytes()) == (before, beside)

@@ -84,7 +84,7 @@ def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> 
         count_records(records, part, a_run(part=(number, 3)))
     merged, whole = HistogramFile.read_and_merge(parts[::-1]), HistogramFile.read_and_merge([out])
     assert merged.sha256 == whole.sha256
-    assert merged.compute_max_masked().tolist() == whole.compute_max_masked().tolist()
+    assert merged.compute_max_masked_positions().tolist() == whole.compute_max_masked_positions().tolist()
     assert [file.name for file in merged.files or ()] == sorted(file.name for file in whole.files or ())
     assert isinstance(count_records(records, tmp_path / "none.json", a_run(part=(7, 8))), PlainResult)
     assert not (tmp_path / "none.json").exists()

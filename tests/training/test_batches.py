@@ -147,10 +147,10 @@ def test_not_an_example_and_not_records(packed, tmp_path) -> None:
 
 def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cost(tmp_path: Path) -> None:
     source = open_local_records(make_case(tmp_path / "case").packed)
-    assert source.stream_count == 32
-    assert [source.describe_shared_reading(processes) for processes in (1, 2, 8, 32)] == [None] * 4
+    assert source.parallel_stream_count == 32
+    assert [source.format_shared_shards_note(processes) for processes in (1, 2, 8, 32)] == [None] * 4
     for processes, (readers, frequency, multiple) in {3: (3, "only once", 33), 1024: (32, "less often", 512)}.items():
-        line = source.describe_shared_reading(processes)
+        line = source.format_shared_shards_note(processes)
         assert line is not None
         assert f"by {readers} of the {processes} processes" in line
         assert f"each shard {frequency}" in line

@@ -15,9 +15,9 @@ from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
 from gaudi_bert.engines.tensorflow.updates import _Optimizer
 from gaudi_bert.training.objective import (
-    Interval,
     LossDenominators,
     PretrainingObjective,
+    ReportInterval,
     draw_dropout_seed,
     make_loss_denominators,
 )
@@ -65,7 +65,7 @@ def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
     batch = work.packed(PACKS)
     _, sums = work.make_model(loss=loss).evaluate_batch(batch)
     expected = [sums[1], sums[3]]
-    agree(PretrainingObjective(loss).compute_denominators(batch), expected, 1e-6)
+    agree(PretrainingObjective(loss).compute_loss_denominators(batch), expected, 1e-6)
 
 
 def test_clipping_comes_after_accumulation() -> None:
@@ -208,11 +208,11 @@ BATCH = {"next_sentence_weights": np.array([[1, 1], [1, 0]]), "input_mask": np.a
 
 def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_speed() -> None:
     times = iter([0.0, 100.0, 102.0])
-    interval = Interval(OBJECTIVE, 1, has_cold_start=True, clock=lambda: next(times))
+    interval = ReportInterval(OBJECTIVE, 1, has_cold_start=True, clock=lambda: next(times))
     sums = tf.constant([30.0, 10, 4, 8, 5, 20, 3, 4, 2.0])
     for batches in ([BATCH], [BATCH, BATCH]):
-        interval.start_update()
-        interval.add_update(sums.numpy, batches)
+        interval.start_clock_if_due()
+        interval.record_update(sums.numpy, batches)
     report = interval.make_report(Communicator())
     assert (report.sequences, report.tokens) == (9, 12)
     assert (report.sequences_per_second, report.tokens_per_second) == (3.0, 4.0)
@@ -233,10 +233,10 @@ def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_spe
     ("slot", "value", "what"), [(0, np.nan, "the loss"), (2, np.inf, "the loss"), (8, np.nan, "the gradient")]
 )
 def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None:
-    interval = Interval(OBJECTIVE, 41, has_cold_start=False)
+    interval = ReportInterval(OBJECTIVE, 41, has_cold_start=False)
     good, bad = np.ones(9, np.float32), np.ones(9, np.float32)
     bad[slot] = value
     for sums in (good, good, bad, bad):
-        interval.add_update(tf.constant(sums).numpy, [BATCH])
+        interval.record_update(tf.constant(sums).numpy, [BATCH])
     with pytest.raises(FailedError, match=f"update 43: {what} is not finite"):
         interval.make_report(Communicator())

@@ -60,7 +60,7 @@ def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
     assert made.accumulation_steps == 512
     assert made.packs_per_update == 32_768
     assert made.sequences_per_update == 65_536
-    assert abs(made.batch_size_change) < 0.02
+    assert abs(made.relative_batch_size_deviation) < 0.02
     assert "1,564 -> 782" in format_plan(made)[1]
 
 
@@ -101,7 +101,7 @@ def test_one_step_is_not_rounded_to_none_and_another_batch_is_said_with_the_reme
 ) -> None:
     made = batch(sequences, packs, factor)
     assert made.accumulation_steps == 1
-    agree(made.batch_size_change, change, 1e-3, scale=1.0)
+    agree(made.relative_batch_size_deviation, change, 1e-3, scale=1.0)
     (line,) = format_plan(made)[1:-1]
     assert f"{abs(change):.1%}" in line
     if nearest is None:
@@ -132,7 +132,7 @@ def packs_after(made: RunPlan, updates: int) -> list[list[int]]:
         for each in of_update:
             assert each.first == done[each.row_length_index] < each.end <= each.first + each.packs * made.processes
             done[each.row_length_index] = each.end
-        assert sum(done) == made.count_packs_after(update)
+        assert sum(done) == made.count_packs_read(update)
         after.append(done)
     return after
 
@@ -147,7 +147,7 @@ def test_an_update_has_its_share_of_every_length_whoever_reads_it(packs, sequenc
     settings = TrainingSettings(global_batch_sequences=sequences, micro_batch_packs=most)
     rows = tuple(RowPacks(64 << number, each) for number, each in enumerate(packs))
     began = replace(plan(settings, 2.0, processes[0], packs=sum(packs)), packs_by_row_length=rows)
-    continued = replace(began, processes=processes[1], processes_at_start=processes[0])
+    continued = replace(began, processes=processes[1], initial_processes=processes[0])
     updates = began.count_updates(epochs=3)
     after = packs_after(began, updates)
     assert after == packs_after(continued, updates)
@@ -163,11 +163,12 @@ def test_an_update_has_its_share_of_every_length_whoever_reads_it(packs, sequenc
         assert all(
             each.packs <= most * rows[-1].length // rows[each.row_length_index].length for each in made.list_micro_batches(1)
         )
-    assert next(continued.iterate_micro_batches(3, continued.count_packs_after(3))) == continued.list_micro_batches(4)[0]
+    assert next(continued.iterate_micro_batches(3, continued.count_packs_read(3))) == continued.list_micro_batches(4)[0]
     with pytest.raises(InputError, match="update 3: the run has read more or fewer packs"):
-        next(continued.iterate_micro_batches(3, continued.count_packs_after(3) + 1))
+        next(continued.iterate_micro_batches(3, continued.count_packs_read(3) + 1))
     shares = [
-        float(each.blocks_per_update * each.packs) / row.packs for each, row in zip(began.pack_blocks, rows, strict=True)
+        float(each.blocks_per_update * each.packs) / row.packs
+        for each, row in zip(began.block_plan_by_row_length, rows, strict=True)
     ]
     agree(shares, [shares[0]] * len(rows))
     assert began.sequences_per_update >= sequences * (1 - 1e-9)

@@ -15,7 +15,7 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tasks.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
-from gaudi_bert.training.verify_model import join_sequences
+from gaudi_bert.training.verify_model import collate_packs
 from gaudi_bert.training.weights import _convert_from_hugging_face, convert_to_hugging_face, load_weights, read_weights
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
@@ -205,7 +205,7 @@ def test_transformers_loads_it_and_computes_the_same(whole_run, tmp_path) -> Non
     load_weights(whole_run, ours, ours.spec.config)
     (sequence,) = data.make_packs(1)[0]  # it fills its row
     outputs = ours.compute_losses_and_gradients(
-        join_sequences([[sequence]], data.LENGTH, data.MASKED_SLOTS, 1), "token"
+        collate_packs([[sequence]], data.LENGTH, data.MASKED_SLOTS, 1), "token"
     ).outputs
     with torch.no_grad():
         ids, types = (torch.from_numpy(each[None]).long() for each in (sequence.input_ids, sequence.segment_ids))

@@ -10,14 +10,14 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.tensorflow.bert import encode_packs
 from gaudi_bert.engines.tensorflow.model import _compute_pretraining_loss_and_metric_sums
 from gaudi_bert.engines.tensorflow.operations import gather_tokens
-from gaudi_bert.training.verify_model import join_sequences
+from gaudi_bert.training.verify_model import collate_packs
 from tests.builders.agree import agree
 from tests.builders.gaudi_graphs import operations_of
 from tests.builders.model_packs import random_packs, small_model
 
 
 def small_batch(masked_slots: int = 17) -> dict[str, tf.Tensor]:
-    batch = join_sequences(random_packs(1, [[11, 5, 13], [17, 9]]), 31, masked_slots, 3)
+    batch = collate_packs(random_packs(1, [[11, 5, 13], [17, 9]]), 31, masked_slots, 3)
     return {name: tf.constant(value) for name, value in batch.items()}
 
 
