@@ -1,7 +1,8 @@
-"""The manifests and the metadata of a packed folder, for packed TFRecords and packed tables.
+"""The JSON files of packed folders, for packed TFRecords and packed tables.
 
 Each group has a manifest, which is written after the shards of the group. `metadata.json` describes the folder and is
-written after all groups. In a packed table, these files are in the sub-folder `__gaudi_bert__`.
+written after all groups. In a packed table, these files are in the sub-folder `__gaudi_bert__`. `verify` writes
+`verification.json`, and `convert` writes `conversion.json`. `detect_pack_format` determines which format a folder contains.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -19,9 +20,11 @@ from typing_extensions import Self
 from gaudi_bert.artefacts.base import (
     METADATA_NAME,
     NOTES_NAME,
+    VERIFICATION_NAME,
     Artefact,
     Count,
     Crc32c,
+    ExtensibleArtefact,
     InputFile,
     InputTable,
     Length,
@@ -32,14 +35,15 @@ from gaudi_bert.artefacts.base import (
     VocabularyInfo,
     manifest_path,
 )
+from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.mirrored_folder import download_missing_files
-from gaudi_bert.artefacts.pack_kinds import check_no_row_tables
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, join_with_and
 from gaudi_bert.common.features import PackingMetrics, describe_algorithm, describe_packing
 from gaudi_bert.common.files import explain_os_errors
 from gaudi_bert.common.progress import format_bytes, format_count
+from gaudi_bert.config.values import require_pattern
 
 
 class GroupManifest(Artefact):
@@ -392,3 +396,200 @@ class PackedTotals:
             "groups": tuple(self._groups[number] for number in sorted(self._groups)),
             "histogram": tuple(self._counts.tolist()),
         }
+
+
+# --- Which format of packs a folder contains: packed TFRecords, a packed table, several packed tables, or none
+#
+# Several packed tables with different row lengths are sub-folders of one folder, and `row_lengths.json` describes them.
+
+
+class RowLengthTables(Artefact):
+    """The content of row_lengths.json, which lists the row lengths of several packed tables in one folder.
+
+    The tables are in the sub-folders `rows-512` and so on. This file is written last.
+
+    Attributes:
+        row_lengths: The row length of each table.
+    """
+
+    file_name = f"{NOTES_NAME}/row_lengths.json"
+    remedy = "pack the table again"
+
+    format_version: Literal[1]
+    format: Literal["row_lengths"]
+    row_lengths: Annotated[tuple[Length, ...], Field(min_length=1)]
+
+
+def row_table_path(folder: Path, length: int) -> Path:
+    """Return the path of the packed table with the given row length in a folder that contains several tables."""
+    return folder / f"rows-{length}"
+
+
+def check_no_row_tables(folder: Path) -> None:
+    """Raise an error if a folder contains several packed tables with different row lengths.
+
+    Raises:
+        InputError: The folder contains several tables. The message names one of them, because only one can be used.
+    """
+    tables = RowLengthTables.read_if_present(folder)
+    if tables is not None:
+        lengths = join_with_and(f"{length:,}" for length in tables.row_lengths)
+        raise InputError(
+            f"{folder}: the folder contains packed tables with rows of {lengths} tokens; pass one of them, such as "
+            f"{row_table_path(folder, tables.row_lengths[0])}"
+        )
+
+
+PackFormat = Literal["records", "table"]
+# The commands that write packs, by the name of their stage. If packing has not finished, an error message names the command
+# to run again.
+_COMMANDS = {"write": "gaudi-bert write` or `pack", "pack-table": "gaudi-bert pack", "pack-rows": "gaudi-bert pack"}
+
+
+def detect_pack_format(folder: Path) -> PackFormat | None:
+    """Return whether a folder contains packed TFRecords or a packed table. Return None if it contains neither.
+
+    Only the presence of metadata.json is checked.
+
+    Raises:
+        InputError: Packing was started in the folder but has not finished.
+    """
+    found = next((name for name, path in _metadata_path_by_format(folder).items() if path.exists()), None)
+    if found is None and not RowLengthTables.json_path_in(folder).exists():
+        for path in filter(Path.is_file, _settings_path_by_format(folder).values()):
+            try:
+                command = _COMMANDS.get(read_signature(path).stage)
+            except InputError:  # a file of the user that happens to have this name
+                continue
+            if command is not None:
+                raise InputError(
+                    f"{folder}: packing has not finished; run the same `{command}` command again until it finishes"
+                )
+    return found
+
+
+def list_format_detection_files(folder: Path) -> tuple[Path, ...]:
+    """Return the paths of the files that `detect_pack_format` checks.
+
+    If the folder is in a store, the caller must download these files first.
+    """
+    return (
+        *_metadata_path_by_format(folder).values(),
+        RowLengthTables.json_path_in(folder),
+        *_settings_path_by_format(folder).values(),
+    )
+
+
+def _metadata_path_by_format(folder: Path) -> dict[PackFormat, Path]:
+    """Return where metadata.json is in a folder of packed TFRecords, and where it is in a folder with a packed table."""
+    return {"table": folder / NOTES_NAME / METADATA_NAME, "records": folder / METADATA_NAME}
+
+
+def _settings_path_by_format(folder: Path) -> dict[PackFormat, Path]:
+    """Return where the settings file is in a folder of packed TFRecords, and where it is in a folder with packed tables."""
+    return {
+        "records": settings_path(folder, folder / METADATA_NAME),
+        "table": settings_path(folder, RowLengthTables.json_path_in(folder)),
+    }
+
+
+# --- The results of the commands that read a packed folder: verification.json (`verify`) and conversion.json (`convert`)
+
+_Fingerprint = Annotated[str, require_pattern("[0-9a-f]{16}", "16 digits from 0 to f")]
+
+
+class Verification(ExtensibleArtefact):
+    """The content of verification.json, which is only written if the verification was successful.
+
+    Attributes:
+        sequences: The number of sequences.
+        tokens: The number of non-padding tokens.
+        packs: The number of packs.
+        shards: The number of shards.
+        groups: The number of groups.
+        packs_sha256: The identity of the packs (`PackedMetadata.compute_packs_sha256`).
+        lower_bound: The proven minimum number of packs.
+        input_files: The number of input files.
+        bad_files: The number of input files that were skipped because they cannot be read.
+        fingerprint: The fingerprint of all sequences, independent of their order. Only for TFRecords.
+        rows: The number of table rows.
+        columns: The columns whose values were compared. Only for tables.
+        too_long: The rows that were longer than a pack. Only for tables.
+    """
+
+    file_name = VERIFICATION_NAME
+    remedy = "remove it and verify again"
+    omits_defaults = True
+
+    sequences: Count
+    tokens: Count
+    packs: Count
+    shards: Count
+    groups: Count
+    packs_sha256: Sha256
+    lower_bound: Count
+    input_files: Count = 0
+    bad_files: Count = 0
+    fingerprint: _Fingerprint | None = None
+    rows: Count = 0
+    columns: tuple[str, ...] = ()
+    too_long: TooLongRows | None = None
+
+    @classmethod
+    def read_matching(cls, path: Path, metadata: PackedMetadata) -> Self:
+        """Read the verification of a packed folder, and check that it belongs to the current packs.
+
+        Args:
+            path: The verification file, or its folder.
+            metadata: The metadata of the packed folder.
+
+        Raises:
+            InputError: The file cannot be read, is invalid, or is the verification of other packs.
+        """
+        stored = cls.read(path)
+        if stored.packs_sha256 != metadata.compute_packs_sha256() or stored.sequences != metadata.sequences:
+            raise InputError(
+                f"{cls.json_path_in(path)}: the file verifies packs that differ from those in metadata.json; {cls.remedy}"
+            )
+        return stored
+
+    def format_lines(self) -> list[str]:
+        """Return lines of text that describe what was verified."""
+        if self.too_long is None:
+            return [f"each of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
+        return [
+            f"{format_count(self.rows, 'row')}, {format_count(self.sequences, 'sequence')} in "
+            f"{format_count(self.packs, 'pack')}",
+            f"each sequence is in the packs exactly once, with equal values in {', '.join(self.columns)}",
+            self.too_long.format_line(),
+        ]
+
+
+class Conversion(Artefact):
+    """The content of conversion.json, which summarizes a conversion of packs. It is written after all HDF5 files.
+
+    Attributes:
+        format: The format of the files.
+        files: The number of files. Shards without packs produce no file.
+        packs: The number of packs.
+        sequences: The number of sequences.
+    """
+
+    remedy = "convert the packs again"
+
+    format: Literal["hdf5"]
+    files: Count
+    packs: Count
+    sequences: Count
+
+    def format_lines(self) -> list[str]:
+        """Return a line of text with the number of packs and the number of files."""
+        return [f"{self.format}: {format_count(self.packs, 'pack')} in {format_count(self.files, 'file')}"]
+
+
+def conversion_summary_path(hdf5_folder: Path) -> Path:
+    """Return the path of the conversion.json file for a folder of HDF5 files.
+
+    The file is in the folder `OUT-conversion` next to the folder `OUT`, because other trainers read every file in `OUT`.
+    """
+    return hdf5_folder.with_name(f"{hdf5_folder.name}-conversion") / "conversion.json"

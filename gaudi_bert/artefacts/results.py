@@ -20,9 +20,8 @@ from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.options import check_option_combination
 
 if TYPE_CHECKING:  # these modules are slow to import, and `run` and `--help` do not need them
-    from gaudi_bert.artefacts.packed import PackedMetadata, PackedTotals
+    from gaudi_bert.artefacts.packed import PackedMetadata, PackedTotals, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
-    from gaudi_bert.artefacts.verification import Verification
     from gaudi_bert.config.places import StoreSettings
 
 _Group = TypeVar("_Group")

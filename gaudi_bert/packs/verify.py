@@ -27,10 +27,16 @@ from gaudi_bert.artefacts.mirrored_folder import (
     remove_files,
     remove_local_copies,
 )
-from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedTotals, RecordMetadata, TableMetadata
+from gaudi_bert.artefacts.packed import (
+    GroupManifest,
+    PackedMetadata,
+    PackedTotals,
+    RecordMetadata,
+    TableMetadata,
+    Verification,
+)
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, build_partial_run_result
 from gaudi_bert.artefacts.shards import check_shard_sizes, index_path, list_file_sizes
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError

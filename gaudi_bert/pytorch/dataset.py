@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gaudi_bert.artefacts.pack_kinds import check_no_row_tables, detect_pack_format
-from gaudi_bert.artefacts.packed import RecordMetadata
+from gaudi_bert.artefacts.packed import RecordMetadata, check_no_row_tables, detect_pack_format
 from gaudi_bert.common.arrays import AnyArray, check_integer
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.files import format_location, is_in_store

@@ -20,11 +20,10 @@ from gaudi_bert.artefacts.completion import Signature, read_signature, settings_
 from gaudi_bert.artefacts.examples import PreparedExamples
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.mirrored_folder import download_missing_files, format_path, mirror_folder
-from gaudi_bert.artefacts.packed import RecordMetadata
+from gaudi_bert.artefacts.packed import RecordMetadata, Verification
 from gaudi_bert.artefacts.plan import Plan, PlanTotals
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, FineTuningLine, MetricsLine, TrainingResult
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, open_file, read_text, write_text

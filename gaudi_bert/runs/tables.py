@@ -24,8 +24,13 @@ from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
 from gaudi_bert.artefacts.mirrored_folder import download_missing_files, mirror_folder, open_local_copy
-from gaudi_bert.artefacts.pack_kinds import RowLengthTables, detect_pack_format, list_format_detection_files, row_table_path
-from gaudi_bert.artefacts.packed import TableMetadata
+from gaudi_bert.artefacts.packed import (
+    RowLengthTables,
+    TableMetadata,
+    detect_pack_format,
+    list_format_detection_files,
+    row_table_path,
+)
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordMetrics
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray

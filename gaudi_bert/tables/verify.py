@@ -24,11 +24,16 @@ from gaudi_bert.artefacts.mirrored_folder import (
     mirror_folder,
     open_local_copy,
 )
-from gaudi_bert.artefacts.pack_kinds import RowLengthTables, row_table_path
-from gaudi_bert.artefacts.packed import PackedTotals, TableManifest, TableMetadata
+from gaudi_bert.artefacts.packed import (
+    PackedTotals,
+    RowLengthTables,
+    TableManifest,
+    TableMetadata,
+    Verification,
+    row_table_path,
+)
 from gaudi_bert.artefacts.results import PlainResult, ResultsByRowLength, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import explain_arrow_errors, require_pyarrow, require_utf8_column_names, validate_arrow_buffers
 from gaudi_bert.common.errors import FailedError, InputError

@@ -26,10 +26,9 @@ from gaudi_bert.artefacts.completion import (
     is_artefact_finished,
     settings_path,
 )
-from gaudi_bert.artefacts.packed import PackedTotals, RecordManifest, RecordMetadata
+from gaudi_bert.artefacts.packed import Conversion, PackedTotals, RecordManifest, RecordMetadata, conversion_summary_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.artefacts.verification import Conversion, conversion_summary_path
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature

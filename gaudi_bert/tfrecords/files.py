@@ -22,7 +22,7 @@ from pathlib import Path
 from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.artefacts.mirrored_folder import download_missing_files, list_files, mirror_folder
 from gaudi_bert.artefacts.object_store import ObjectStore
-from gaudi_bert.artefacts.pack_kinds import check_no_row_tables
+from gaudi_bert.artefacts.packed import check_no_row_tables
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, format_location, get_store_url, is_in_store, open_file, resolve_links

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.mirrored_folder import open_local_copies
-from gaudi_bert.artefacts.pack_kinds import detect_pack_format
-from gaudi_bert.artefacts.packed import RecordMetadata
+from gaudi_bert.artefacts.packed import RecordMetadata, detect_pack_format
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature

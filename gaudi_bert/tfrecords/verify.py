@@ -27,10 +27,9 @@ from gaudi_bert.artefacts.mirrored_folder import (
     prefetch_batches,
     remove_local_copies,
 )
-from gaudi_bert.artefacts.packed import PackedTotals, RecordManifest, RecordMetadata
+from gaudi_bert.artefacts.packed import PackedTotals, RecordManifest, RecordMetadata, Verification
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import IndexArray, Shard, index_path
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError

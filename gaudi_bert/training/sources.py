@@ -18,8 +18,7 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.base import METADATA_NAME
 from gaudi_bert.artefacts.mirrored_folder import download_missing_files, mirror_folder
-from gaudi_bert.artefacts.pack_kinds import detect_pack_format
-from gaudi_bert.artefacts.packed import RecordMetadata
+from gaudi_bert.artefacts.packed import RecordMetadata, detect_pack_format
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import is_in_store, open_file
 from gaudi_bert.config.places import StoreSettings

@@ -9,10 +9,9 @@ import pytest
 
 from gaudi_bert.artefacts.base import Artefact, find_complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata, TableManifest, TableMetadata
+from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata, TableManifest, TableMetadata, Verification
 from gaudi_bert.artefacts.plan import Plan, WritablePlan
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.verify import verify_records
 from tests.builders.packing_case import PackingCase, make_case

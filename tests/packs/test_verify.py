@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.base import part_path
-from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata
+from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata, Verification
 from gaudi_bert.artefacts.results import PlainResult, StageOutput
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.certificate import certify_token_or_count_bound

@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 
 from pyarrow import dataset, parquet
 
-from gaudi_bert.artefacts.pack_kinds import RowLengthTables
+from gaudi_bert.artefacts.packed import RowLengthTables
 from gaudi_bert.artefacts.results import PackResult, ResultsByRowLength, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings

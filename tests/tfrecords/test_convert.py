@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("h5py", exc_type=ImportError)
 
-from gaudi_bert.artefacts.packed import RecordMetadata
-from gaudi_bert.artefacts.verification import conversion_summary_path
+from gaudi_bert.artefacts.packed import RecordMetadata, conversion_summary_path
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.convert import convert_to_hdf5

@@ -16,10 +16,9 @@ import pytest
 
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder
 from gaudi_bert.artefacts.object_store import ObjectStore
-from gaudi_bert.artefacts.packed import RecordMetadata
+from gaudi_bert.artefacts.packed import RecordMetadata, Verification
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import GroupShards, ShardTable
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings

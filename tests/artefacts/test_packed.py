@@ -1,4 +1,4 @@
-"""What packs a folder holds, on a disk and in a bucket: records, a table, one that was begun and not finished, none."""
+"""Packed folders: which format of packs a folder contains, on a disk and in a bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.mirrored_folder import download_missing_files, mirror_folder
 from gaudi_bert.artefacts.object_store import ObjectStore
-from gaudi_bert.artefacts.pack_kinds import detect_pack_format, list_format_detection_files
+from gaudi_bert.artefacts.packed import detect_pack_format, list_format_detection_files
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_json
 from tests.builders.s3_server import S3Server, quick, upload
