@@ -150,7 +150,7 @@ class Tuner:
         updates = engine.create_updates(model, settings, alone, self.steps)
         self._step = TrainingStep(updates, alone, settings, TaskObjective(task))
         run = make_run_settings(FineTuneSettings(), self.micro_batch, 1, 1)
-        plan = RunPlan(run, self.data.packing_factor, 1, self.data.lengths[-1], self.data.packs)
+        plan = RunPlan(run, self.data.packing_factor, 1, self.data.row_lengths[-1], self.data.packs)
         self._batches = iterate_training_batches(self.data, task, plan, 1000, TrainingOrder(seed=1, shuffle_packs=1))
 
     def run(self, updates: int) -> None:

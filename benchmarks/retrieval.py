@@ -42,7 +42,7 @@ from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.runs.pairs import PairObjective, PairUpdates
 from gaudi_bert.tasks.retrieval import Embedding, collect_distinct_texts
-from gaudi_bert.tasks.task_models import load_start_weights
+from gaudi_bert.tasks.task_models import load_initial_weights
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_update_shape
 from gaudi_bert.training.objective import TrainingStep
 
@@ -71,7 +71,7 @@ class Planned:
 
     def __init__(self, model: Path, data: str, size: int) -> None:
         self.task, self.tokenizer = Embedding(TaskSettings(name="embedding")), open_tokenizer(model)
-        self.start = load_start_weights(model, self.task)
+        self.start = load_initial_weights(model, self.task)
         self.rows = tuple(TupleRow(RowPosition(number), pair) for number, pair in enumerate(read_pairs(data), start=1))
         self.sequences = self.tokenized(self.rows)
         self.paired = self.task.group_rows_for_loss(self.sequences, self.rows)
@@ -96,8 +96,9 @@ class Planned:
 
     def padding(self) -> float:
         """The share of the positions of complete updates that hold nothing."""
-        updates, shape = len(self.rows) // self.stream.batch_rows, self.shape
-        return 1 - self.stream.count_distinct_tokens(updates) / (updates * shape.pack_count * shape.batch.length)
+        updates = len(self.rows) // self.stream.batch_rows
+        tokens = self.stream.count_tokens_of_distinct_sequences(updates)
+        return 1 - tokens / (updates * self.shape.pack_count * self.shape.batch.length)
 
 
 class Packed:

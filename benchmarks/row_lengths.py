@@ -122,21 +122,21 @@ class Packed:
         from gaudi_bert.runs.rows import plan_epochs
         from gaudi_bert.tasks.task import TaskObjective, import_task_class
         from gaudi_bert.tasks.task_data import TaskData, iterate_training_batches
-        from gaudi_bert.tasks.task_models import load_start_weights
+        from gaudi_bert.tasks.task_models import load_initial_weights
         from gaudi_bert.training.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep
 
         task = import_task_class("classification")(TaskSettings(name="classification"), ("yes", "no"))
-        start, alone = load_start_weights(model, task), Communicator()
+        start, alone = load_initial_weights(model, task), Communicator()
         data = TaskData(model, "", (), sequences_of(lengths), chosen_rows(lengths, given).packings)
-        most = max(1, 4096 // data.lengths[-1])
+        most = max(1, 4096 // data.row_lengths[-1])
         section = FineTuneSettings(batch_sequences=len(lengths), epochs=1, micro_batch_packs=most, seed=1)
         plan = plan_epochs(section, data, 1, 1)
         engine = load_engine("pytorch")
         network = engine.build_model(ModelSpec(start.config, task.head), seed=None)
         network.load_values(start.variables)
         updates = engine.create_updates(network, section, alone, plan.accumulation_steps)
-        self._step, self._name = TrainingStep(updates, alone, section, TaskObjective(task)), data.lengths
+        self._step, self._name = TrainingStep(updates, alone, section, TaskObjective(task)), data.row_lengths
         order = TrainingOrder(1, 1)
         batches = iterate_training_batches(data, task, plan, 1, order)
         self._batches = [next(batches) for _ in plan.list_micro_batches(1)]

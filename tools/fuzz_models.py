@@ -24,7 +24,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, TextRow
-from gaudi_bert.tasks.task_models import load_start_weights, read_task_description
+from gaudi_bert.tasks.task_models import load_initial_weights, read_task_description
 from gaudi_bert.training.model_files import read_sentence_settings
 from tests.builders.bert_folder import good_folder
 from tests.builders.watched_worker import WatchedWorker
@@ -76,7 +76,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     try:
         description = read_task_description(folder)
         read_sentence_settings(folder)
-        weights = load_start_weights(folder, description.make_task())
+        weights = load_initial_weights(folder, description.make_task())
         config = weights.config
         tokenizer = open_tokenizer(folder)
         tokenizer.check_fits(config.vocab_size, config.type_vocab_size)

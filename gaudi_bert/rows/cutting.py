@@ -44,7 +44,7 @@ _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLev
 _IDEOGRAPH = "[\u4e00-\u9fff]"
 
 
-class TextCutter:
+class LongTextTruncator:
     """Cuts very long texts before they are tokenized, without changing the tokens that remain after truncation.
 
     Args:
@@ -57,30 +57,30 @@ class TextCutter:
 
     def __init__(self, tokenizer: Tokenizer, tokens: int) -> None:
         self._tokenizer, self._tokens = tokenizer, tokens
-        self._cut_pattern = _build_cut_pattern(tokenizer)
+        self._cut_pattern = _build_token_boundary_pattern(tokenizer)
         self.max_characters = max(MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * tokens)
 
-    def cut_text(self, text: str, before: str = "", tokens: int | None = None, *, from_left: bool = False) -> str:
-        """Cut a long text to a part that still contains all tokens that truncation keeps, and return the part. `before` is
-        the text that directly precedes it in the tokenized string.
+    def truncate_text(self, text: str, prompt: str = "", min_tokens: int | None = None, *, from_left: bool = False) -> str:
+        """Cut a long text to a part that has more than `min_tokens` tokens, and return the part. If the tokens are truncated
+        to `min_tokens` afterwards, the result is the same as for the complete text.
 
         A short text is returned unchanged.
 
         Args:
             text: The text.
-            before: Text that comes directly before `text` in the tokenized string.
-            tokens: The result has more tokens than this. None stands for the length of a sequence.
+            prompt: Text that is prepended to `text` before it is tokenized. Its tokens count too.
+            min_tokens: The number of tokens that must be exceeded. None stands for the length of a sequence.
             from_left: Whether truncation removes the beginning of the text, so that its end remains.
 
         Raises:
             InputError: The text is too long to be tokenized completely, and no place to cut it was found.
         """
-        tokens = self._tokens if tokens is None else tokens
+        tokens = self._tokens if min_tokens is None else min_tokens
         most = max(self.max_characters, _MAX_CHARACTERS_PER_TOKEN * tokens)
         size = _FIRST_CHARACTERS_PER_TOKEN * (tokens + 1)
         while size < min(len(text), _GROWTH * most):
-            part = self._cut_to_size(text, min(size, most), from_left)
-            if part and self.count_tokens(before + part) > tokens:
+            part = self._truncate_between_words(text, min(size, most), from_left)
+            if part and self.count_tokens(prompt + part) > tokens:
                 return part
             size *= _GROWTH
         if len(text) > most:
@@ -90,7 +90,7 @@ class TextCutter:
             )
         return text
 
-    def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
+    def truncate_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
         """Cut the longer of two texts to a part that still contains all tokens that truncation of the pair keeps. Return
         both texts.
 
@@ -110,28 +110,28 @@ class TextCutter:
         shorter, longer = sorted((first, second), key=len)
         if len(shorter) > self.max_characters:
             raise InputError(f"both texts of a pair have more than {self.max_characters:,} characters; shorten one of them")
-        longer = self.cut_text(longer, tokens=max(self._tokens, self.count_tokens(shorter)), from_left=from_left)
+        longer = self.truncate_text(longer, min_tokens=max(self._tokens, self.count_tokens(shorter)), from_left=from_left)
         return (first, longer) if len(second) >= len(first) else (longer, second)
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens in a text, without special tokens."""
         return len(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
-    def _cut_to_size(self, text: str, size: int, from_left: bool) -> str:
-        """Return the longest part of a text that has at most `size` characters and ends where the text can be cut. It is the
-        beginning of the text or, if `from_left` is true, its end. Return "" if no place to cut was found.
+    def _truncate_between_words(self, text: str, max_characters: int, from_left: bool) -> str:
+        """Return the longest part of a text that has at most `max_characters` characters and ends where the text can be cut.
+        It is the beginning of the text or, if `from_left` is true, its end. Return "" if no place to cut was found.
         """
         if self._cut_pattern is None:
             return ""
-        start = len(text) - size if from_left else max(0, size - _LONGEST_WORD)
-        end = min(len(text), start + _LONGEST_WORD) if from_left else size
+        start = len(text) - max_characters if from_left else max(0, max_characters - _LONGEST_WORD)
+        end = min(len(text), start + _LONGEST_WORD) if from_left else max_characters
         cuts = [match.end() for match in self._cut_pattern.finditer(text, start, end)]
         if not cuts:
             return ""
         return text[cuts[0] :] if from_left else text[: cuts[-1]]
 
 
-def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+def _build_token_boundary_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Return a regular expression for the positions where a text can be cut. A match ends at such a position. Return None if
     cutting a text could change its tokens.
     """
@@ -145,7 +145,7 @@ def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     ]
     if not (
         pre_tokenizers
-        and all(step["type"] in _NORMALIZERS or _is_harmless_replacement(step) for step in normalizers)
+        and all(step["type"] in _NORMALIZERS or _can_cut_before_replacement(step) for step in normalizers)
         and all(step["type"] in _PRE_TOKENIZERS for step in pre_tokenizers)
         and not content["model"].get("dropout")
         and not any(each["rstrip"] for each in content["added_tokens"])
@@ -173,11 +173,11 @@ def _flatten_tokenizer_steps(component: Mapping[str, Any] | None) -> list[Mappin
     return [step for child in children for step in _flatten_tokenizer_steps(child)]
 
 
-def _is_harmless_replacement(step: Mapping[str, Any]) -> bool:
+def _can_cut_before_replacement(normalizer_step: Mapping[str, Any]) -> bool:
     """Return whether a normalizer step has the same effect on a text after the text has been cut in two. Such a step
     replaces a string without spaces, or replaces runs of spaces.
     """
-    pattern = step.get("pattern") if step["type"] == "Replace" else None
+    pattern = normalizer_step.get("pattern") if normalizer_step["type"] == "Replace" else None
     if not isinstance(pattern, dict):
         return False
     literal = pattern.get("String")

@@ -100,8 +100,13 @@ class RowParser:
         return self._parse_text_row(position, record)
 
     def _missing_value_error(self, record: Record, column: str, setting: str) -> InputError:
-        """Return the error for a record that has no value in a required column. The message names the option for the key
-        `setting`.
+        """Return the error for a record that has no value in a required column. The message also names the command-line
+        option that sets the name of this column.
+
+        Args:
+            record: The record.
+            column: The name of the column.
+            setting: The key of the `task` settings that contains the name of the column, such as `label`.
         """
         problem = (
             f"{column} is null" if column in record else f"the row has no column {column!r}, only {_list_columns(record)}"

@@ -70,7 +70,7 @@ def read_table(
     if columns is None and settings.no_header:
         raise InputError(f"{part.name}: --no-header requires the column names; pass, for example, --columns text,label,id")
     if columns is not None and not settings.no_header:
-        columns, rows = _use_given_columns(part, settings, columns, rows)
+        columns, rows = _resolve_configured_columns(part, settings, columns, rows)
     columns = columns or _read_header(part, settings, rows, separator, find_remedies)
     for number, (line, cells) in enumerate(rows, start=1):
         position = RowPosition(number, line)
@@ -106,7 +106,7 @@ def _read_header(
     other = _separator_remedy(columns, separator)
     if other is not None and columns != [settings.text]:
         remedies.append(other)
-        columns = [cell.strip().strip('"') for cell in columns[0].split(_guess_separator(columns, separator))]
+        columns = [cell.strip().strip('"') for cell in columns[0].split(_guess_other_separator(columns, separator))]
     twice = next((column for column, times in Counter(columns).items() if times > 1), None)
     if twice is not None and not remedies:
         raise InputError(f"{part.name}: two columns are called {short_repr(twice)}; rename one of them, or pass --columns")
@@ -142,37 +142,38 @@ def _read_first_row(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | Un
         raise
 
 
-def _guess_separator(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
+def _guess_other_separator(cells: Sequence[str], current_separator: str, column_count: int | None = None) -> str | None:
     """Guess the cell separator of a table if a row was read as a single cell. Return None if the row has several cells, or
     if no other separator fits.
 
     Args:
         cells: The cells of the row.
-        separator: The separator with which the row was read.
-        columns: The expected number of cells, if it is known.
+        current_separator: The separator with which the row was read.
+        column_count: The expected number of cells, if it is known.
     """
     if len(cells) != 1:
         return None
-    others = (other for other in _SEPARATORS if other != separator)
+    others = (other for other in _SEPARATORS if other != current_separator)
     return next(
-        (other for other in others if (cells[0].count(other) == columns - 1 if columns else other in cells[0])), None
+        (other for other in others if (cells[0].count(other) == column_count - 1 if column_count else other in cells[0])),
+        None,
     )
 
 
-def _separator_remedy(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
+def _separator_remedy(cells: Sequence[str], current_separator: str, column_count: int | None = None) -> str | None:
     """Return the remedy for a table that seems to use another cell separator, or None if the current separator seems
     correct.
     """
-    other = _guess_separator(cells, separator, columns)
+    other = _guess_other_separator(cells, current_separator, column_count)
     if other is None:
         return None
     return f"the cells seem to be separated by {other!r}: pass --delimiter {'TAB' if other == chr(9) else repr(other)}"
 
 
-def _use_given_columns(
-    part: RowPart, settings: TaskSettings, columns: list[str], rows: _CellRows
+def _resolve_configured_columns(
+    part: RowPart, settings: TaskSettings, configured_columns: list[str], rows: _CellRows
 ) -> tuple[list[str] | None, _CellRows]:
-    """Return the column names from the settings and the rows of the table. Raise an InputError if the first row looks like a
+    """Return the column names from the settings and all rows of the table. Raise an InputError if the first row looks like a
     header, because it would be read as data.
 
     If the user did not name the columns, they come from a model's training data. In this case a header takes precedence, and
@@ -181,7 +182,7 @@ def _use_given_columns(
     beginning = list(islice(rows, _EXAMINED_ROWS))
     (line, first), *next_rows = beginning or [(0, [])]
     if isinstance(first, list) and _is_likely_header(
-        first, columns, [cells for _, cells in next_rows if isinstance(cells, list)]
+        first, configured_columns, [cells for _, cells in next_rows if isinstance(cells, list)]
     ):
         if "columns" not in settings.keys_set_by_user:
             return None, chain(beginning, rows)
@@ -189,7 +190,7 @@ def _use_given_columns(
             f"{part.format_location(RowPosition(1, line))}: {short_repr(first)} looks like a header line; remove --columns, "
             "or pass --no-header if it is data"
         )
-    return columns, chain(beginning, rows)
+    return configured_columns, chain(beginning, rows)
 
 
 def _is_likely_header(first: Sequence[str], columns: Sequence[str], next_rows: Iterable[Sequence[str]]) -> bool:
@@ -248,12 +249,12 @@ class _CsvLines:
 
     def __init__(self, part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> None:
         self._part, self._separator, self.row_size = part, separator, 0
-        self._pieces = chain.from_iterable(map(self._check_line, lines))
+        self._pieces = chain.from_iterable(map(self._validate_and_split_line, lines))
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
-    def _check_line(self, numbered_line: tuple[int, Line]) -> list[str]:
+    def _validate_and_split_line(self, numbered_line: tuple[int, Line]) -> list[str]:
         """Check the encoding and the length of a line, and return the line as a list of strings. A line that contains
         carriage returns is split at them.
         """

@@ -80,7 +80,7 @@ class PackBatch:
         """The number of packs in the batch. Empty packs at its end are not counted."""
         return int(self.packs[-1]) + 1 if len(self.packs) else 0
 
-    def spread_tokens(self, values_T: AnyArray, fill: float = 0) -> AnyArray:
+    def scatter_token_values(self, values_T: AnyArray, fill: float = 0) -> AnyArray:
         """Copy one value per token to the token's position in the batch, and return an array [B, L].
 
         Args:
@@ -91,7 +91,7 @@ class PackBatch:
         spread[self.token_slots] = values_T[self.token_sources]
         return spread.reshape(self.shape.packs, self.shape.length)
 
-    def spread_sequences(self, values: AnyArray, fill: float = 0) -> AnyArray:
+    def scatter_sequence_values(self, values: AnyArray, fill: float = 0) -> AnyArray:
         """Copy one value per sequence to the sequence's position in the batch, and return an array [B, S] or [B, S, C].
 
         Args:
@@ -130,13 +130,13 @@ class PackBatch:
         positions = np.zeros(packs * length, np.int32)
         positions[self.token_slots] = self.token_slots - (self.packs * length + self.starts)[of_token]
         return {
-            "input_ids": self.spread_tokens(self.source.input_ids).astype(np.int32, copy=False),
+            "input_ids": self.scatter_token_values(self.source.input_ids).astype(np.int32, copy=False),
             "input_mask": mask.reshape(packs, length),
-            "segment_ids": self.spread_tokens(self.source.segment_ids).astype(np.int32, copy=False),
+            "segment_ids": self.scatter_token_values(self.source.segment_ids).astype(np.int32, copy=False),
             "positions": positions.reshape(packs, length),
-            "sequence_positions": self.spread_sequences(self.starts.astype(np.int32)),
-            "last_positions": self.spread_sequences((self.starts + self.lengths - 1).astype(np.int32)),
-            "sequence_weights": self.spread_sequences(np.ones(len(self.members), np.float32)),
+            "sequence_positions": self.scatter_sequence_values(self.starts.astype(np.int32)),
+            "last_positions": self.scatter_sequence_values((self.starts + self.lengths - 1).astype(np.int32)),
+            "sequence_weights": self.scatter_sequence_values(np.ones(len(self.members), np.float32)),
         }
 
 

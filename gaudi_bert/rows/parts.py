@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.config.sections import RowFormat, TaskSettings
 from gaudi_bert.corpus.documents import Compression, Source, is_json_line, open_text
-from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, format_source_name
+from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, format_input_name
 
 # A line with its line feed, or an error if its bytes are not valid in the encoding.
 Line: TypeAlias = str | UnicodeDecodeError
@@ -73,7 +73,8 @@ class RowPart:
     size_bytes: int = 0
 
     def format_location(self, position: RowPosition) -> str:
-        """Return the file name and the position of a row in the complete file as text for messages.
+        """Return the file name and the position of a row as text for messages. Rows and lines are counted from the beginning
+        of the file, even if this part begins later.
 
         Args:
             position: The position of the row, counted from the beginning of this part.
@@ -189,8 +190,8 @@ def format_max_row_size() -> str:
     return f"{files.LONGEST_ROW_BYTES / 2**20:g} MiB"
 
 
-def make_complete_part(path: str | Path, settings: TaskSettings) -> RowPart:
-    """Return a single part that covers a complete file or standard input.
+def make_whole_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
+    """Return a single part that covers a whole file or standard input.
 
     Args:
         path: The file, or `-` for standard input.
@@ -200,7 +201,7 @@ def make_complete_part(path: str | Path, settings: TaskSettings) -> RowPart:
         InputError: The path is a folder, or its extension is unknown.
     """
     if str(path) == STANDARD_INPUT:  # standard input has no ending, so JSON lines are the default
-        return RowPart(format_source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
+        return RowPart(format_input_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
     if Path(path).is_dir():
         raise InputError(f"{path}: this is a folder; pass a file in it")
     kind = settings.format or _format_from_extension(path)
@@ -267,7 +268,7 @@ def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> lis
     if path is None:
         return [RowPart(name, None, "built-in")]
     compression = _detect_compression(path)
-    if source.name == format_source_name(STANDARD_INPUT):
+    if source.name == format_input_name(STANDARD_INPUT):
         name, given = source.name, given or "jsonl"
     kind = given or _detect_format(path, compression)
     if kind == "parquet":

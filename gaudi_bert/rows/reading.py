@@ -31,7 +31,7 @@ from gaudi_bert.rows.fields import (
     read_label_names,
 )
 from gaudi_bert.rows.formats import JSON, read_squad_questions, read_table
-from gaudi_bert.rows.parts import TABLES, RowPart, format_max_row_size, make_complete_part
+from gaudi_bert.rows.parts import TABLES, RowPart, format_max_row_size, make_whole_file_part
 from gaudi_bert.rows.types import (
     LANGUAGE_MODELLING,
     STANDARD_INPUT,
@@ -91,7 +91,7 @@ def read_rows(
     Raises:
         InputError: The file, an option or a row is invalid. The message names the file and the row.
     """
-    part = make_complete_part(path, settings)
+    part = make_whole_file_part(path, settings)
     return raise_or_skip_bad_rows(read_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, skipped)
 
 
@@ -257,7 +257,7 @@ def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSet
             f"{part.name}: --encoding applies only to text files, but the format is {part.kind}; remove the option"
         )
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
-    layouts = _list_layouts(task, labelled)
+    layouts = _list_column_layouts(task, labelled)
     of_task = set().union(*layouts)
     for key in sorted(_ALL_COLUMNS & settings.keys_set_by_user):
         if not (has_columns and key in of_task):
@@ -272,7 +272,7 @@ def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSet
         raise InputError(f"{part.name}: {both} cannot be combined; name only columns of one of these groups: {kinds}")
 
 
-def _list_layouts(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
+def _list_column_layouts(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
     """Return the column layouts that are possible for the rows of a task. A layout is a tuple of the settings that name the
     columns.
     """
@@ -280,14 +280,18 @@ def _list_layouts(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]
     return [tuple(key for key in layout if labelled or key not in _LABEL_COLUMNS) for layout in layouts]
 
 
-def _choose_layout(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
+def _choose_column_layout(
+    task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]
+) -> tuple[str, ...]:
     """Return the column layout of a row, given the names of its columns. A layout is a tuple of the settings that name the
     columns.
 
     Only layouts that contain all settings that the user named are possible. Return the first of them whose columns are all
     present, or otherwise the first one.
     """
-    layouts = [layout for layout in _list_layouts(task, labelled) if settings.keys_set_by_user & _ALL_COLUMNS <= set(layout)]
+    layouts = [
+        layout for layout in _list_column_layouts(task, labelled) if settings.keys_set_by_user & _ALL_COLUMNS <= set(layout)
+    ]
     known = set(columns)
     needed = ([getattr(settings, key) for key in layout if key not in _OPTIONAL_COLUMNS] for layout in layouts)
     return next((layout for layout, names in zip(layouts, needed, strict=True) if known.issuperset(names)), layouts[0])
@@ -308,7 +312,7 @@ def _missing_column_remedies(
     """
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
-    keys = _choose_layout(task, settings, labelled, columns)
+    keys = _choose_column_layout(task, settings, labelled, columns)
     needed = {
         key: getattr(settings, key) for key in keys if key not in _OPTIONAL_COLUMNS or key in settings.keys_set_by_user
     }
@@ -342,7 +346,7 @@ def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, 
         return ["question", "context", *(["answers"] if labelled else [])]
     if isinstance(row, IdsRow):
         return ["input_ids"]
-    layout = _choose_layout(task, settings, labelled, record)
+    layout = _choose_column_layout(task, settings, labelled, record)
     if isinstance(row, TaggedRow):
         layout = _TEXT_LAYOUT if row.starts is not None else ("tokens", "tags")[: 1 + (row.tags is not None)]
     columns = {key: [getattr(settings, key)] for key in layout if key != "negative"}

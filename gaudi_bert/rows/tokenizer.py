@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -179,7 +179,7 @@ class RowTokenizer:
     @property
     def pad_id(self) -> int | None:
         """The id of the padding token, or None if there is none."""
-        return self._find_first_known_token_id(*self._find_special_token_texts("pad_token"), "[PAD]", "<pad>")
+        return self._find_first_id_in_vocabulary([*self._find_special_token_texts("pad_token"), "[PAD]", "<pad>"])
 
     @property
     def mask_id(self) -> int:
@@ -193,7 +193,9 @@ class RowTokenizer:
         """Return the id of the mask token, or None if the vocabulary contains no mask token."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         others = (token.content for token in added if token.special and "mask" in token.content.lower())
-        return self._find_first_known_token_id(*self._find_special_token_texts("mask_token"), "[MASK]", "<mask>", *others)
+        return self._find_first_id_in_vocabulary(
+            [*self._find_special_token_texts("mask_token"), "[MASK]", "<mask>", *others]
+        )
 
     def _find_special_token_texts(self, *names: str) -> list[str]:
         """Return the special tokens that the settings define under the given names, such as `mask_token`."""
@@ -209,7 +211,7 @@ class RowTokenizer:
         ends = {"cls": first, "bos": first, "sep": last, "eos": last}
         return {"pad": self.pad_id, "mask": self._find_mask_id(), **ends}
 
-    def _find_first_known_token_id(self, *tokens: str) -> int | None:
+    def _find_first_id_in_vocabulary(self, tokens: Iterable[str]) -> int | None:
         """Return the id of the first given token that the vocabulary contains, or None if it contains none of them."""
         numbers = (self.tokenizer.token_to_id(token) for token in tokens)
         return next((int(number) for number in numbers if number is not None), None)
@@ -402,8 +404,8 @@ def clone_tokenizer(backend: Tokenizer, content: str | None = None) -> Tokenizer
 
 
 def save_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: int | None = None) -> None:
-    """Write a tokenizer into a folder so that this package, `transformers` and `sentence-transformers` compute the same
-    tokens with it.
+    """Write a tokenizer into a folder. Every library that opens the folder, such as `transformers`, then computes the same
+    tokens as `tokenizer`.
 
     The tokenizer, which may come from several files and settings, is written into one tokenizer.json. The general tokenizer
     class of `transformers` uses this file unchanged for every model. A vocab.txt is copied for programs that read nothing

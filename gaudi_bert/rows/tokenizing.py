@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,8 @@ from gaudi_bert.rows.types import (
     TaggedRow,
     TextRow,
     concatenate_sequences,
-    format_source_name,
+    format_input_name,
+    sequences_from_ids,
 )
 
 _TASKS_WITH_WINDOWS = (
@@ -59,7 +60,7 @@ _TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\
 _FROM_SPACE, _FROM_MARK = re.compile(r"\s"), re.compile(r"\W")
 
 
-def resolve_too_long_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
+def resolve_long_row_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
     """Return how rows that are too long are handled: they are truncated, split into windows or rejected.
 
     The default is windows, which lose nothing, if the task supports them.
@@ -67,7 +68,7 @@ def resolve_too_long_policy(task: TaskName | None, settings: TaskSettings) -> To
     return settings.too_long or ("window" if task in _TASKS_WITH_WINDOWS else "truncate")
 
 
-def check_too_long_policy(task: TaskName | None, settings: TaskSettings) -> None:
+def check_long_row_policy(task: TaskName | None, settings: TaskSettings) -> None:
     """Raise an InputError if the task does not support the setting `task.too_long`.
 
     Raises:
@@ -110,14 +111,14 @@ def tokenize_rows(
     Raises:
         InputError: A row is too long and must not be truncated, has an unknown label, or has no token.
     """
-    check_too_long_policy(task, settings)
+    check_long_row_policy(task, settings)
     label_numbers = {name: number for number, name in enumerate(labels)}
     side = truncation_side or tokenizer.truncation_side
-    job = _RowEncoder(tokenizer, task, settings, max_sequence_length, format_source_name(file), length_key, side)
+    job = _RowEncoder(tokenizer, task, settings, max_sequence_length, format_input_name(file), length_key, side)
     if isinstance(rows[0], TextRow) and job.policy != "window":
-        sequences = job.tokenize_texts([row for row in rows if isinstance(row, TextRow)])
-        target = _make_text_targets(rows, task, label_numbers, job.source) if task in LABELLED_TEXTS else None
-        tokenized = Sequences(*sequences, target=target, cut_rows=job.cut_rows)
+        tokenized = job.tokenize_texts([row for row in rows if isinstance(row, TextRow)])
+        if task in LABELLED_TEXTS:
+            tokenized = replace(tokenized, target=_make_text_targets(rows, task, label_numbers, job.source))
     else:
         windows = list(chain.from_iterable(job.tokenize_into_windows(rows, label_numbers)))
         tokenized = replace(concatenate_sequences(windows, [0] * len(windows)), cut_rows=job.cut_rows)
@@ -178,6 +179,34 @@ def tokenize_readable_rows(
     return list(good.values()), tokenize(list(good.values())), problems
 
 
+class _EncodedText(NamedTuple):
+    """The tokens of a text or of a pair of texts.
+
+    Attributes:
+        input_ids: int32, the token ids, with special tokens.
+        segment_ids: int8, 1 for the second text of a pair.
+        is_partial: Whether only a part of the text was tokenized, because the text is far too long.
+    """
+
+    input_ids: Int32Array
+    segment_ids: NDArray[np.int8]
+    is_partial: bool
+
+
+class _EncodedWords(NamedTuple):
+    """The T tokens of a list of words, without special tokens.
+
+    Attributes:
+        ids: int32 [T], the token ids.
+        word_indices: int32 [T], the index of the word that each token belongs to.
+        spans_in_words: int32 [T, 2], the first character and the end of each token in its word.
+    """
+
+    ids: Int32Array
+    word_indices: Int32Array
+    spans_in_words: Int32Array
+
+
 class _RowEncoder:
     """Tokenizes the rows of one `tokenize_rows` call, which have the same tokenizer, task and maximum length.
 
@@ -202,7 +231,7 @@ class _RowEncoder:
             max_tokens,
             source,
         )
-        self.length_key, self.policy, self.side = length_key, resolve_too_long_policy(task, settings), side
+        self.length_key, self.policy, self.side = length_key, resolve_long_row_policy(task, settings), side
         self.cut_rows = 0
 
     @cached_property
@@ -215,13 +244,8 @@ class _RowEncoder:
         """The special tokens before, between and after the texts of a pair, and the segment ids of the two texts."""
         return self.tokenizer.special_tokens_around_pair()
 
-    def tokenize_texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
-        """Tokenize texts and pairs that are not split into windows, and return their row numbers, offsets, token ids and
-        segment ids.
-
-        Returns:
-            Row numbers int64 [rows], offsets int64 [rows + 1], token ids int32 [T] and segment ids int8 [T], in the order of
-            the attributes of `Sequences`.
+    def tokenize_texts(self, rows: Sequence[TextRow]) -> Sequences:
+        """Tokenize texts and pairs that are not split into windows, and return one sequence per row, without targets.
 
         Raises:
             InputError: A row is too long and must not be truncated.
@@ -241,36 +265,34 @@ class _RowEncoder:
         finally:
             tokenizer.no_truncation()
         if self.cut_rows and not self.tokenizer.can_truncate_pairs:
-            for row, (input_ids, _, _) in zip(rows, encoded, strict=True):
-                if row.text_pair is not None and len(input_ids) >= self.max_tokens:
+            for row, text in zip(rows, encoded, strict=True):
+                if row.text_pair is not None and len(text.input_ids) >= self.max_tokens:
                     raise InputError(
                         f"{self.source}: {row.position}: the pair has {self.max_tokens:,} tokens or more, and pairs cannot "
                         f"be truncated for ESM models; shorten it, or raise {self.length_key}"
                     )
-        lengths = np.fromiter((len(input_ids) for input_ids, _, _ in encoded), np.int64, len(encoded))
-        if lengths.max() > self.max_tokens:
-            index = int(np.argmax(lengths > self.max_tokens))
-            raise self._too_long_error(rows[index].position, int(lengths[index]), "more than " if encoded[index][2] else "")
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        flat, segments = (np.concatenate([text[column] for text in encoded]) for column in (0, 1))
-        return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
+        for row, text in zip(rows, encoded, strict=True):
+            if len(text.input_ids) > self.max_tokens:
+                raise self._too_long_error(row.position, len(text.input_ids), "more than " if text.is_partial else "")
+        return sequences_from_ids(
+            [text.input_ids for text in encoded], [text.segment_ids for text in encoded], self.cut_rows
+        )
 
-    def _encode_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
-        """Tokenize a batch of texts. For each text, return the token ids, the segment ids, and whether only a part of the
-        text was tokenized.
+    def _encode_texts(self, rows: Sequence[TextRow]) -> list[_EncodedText]:
+        """Tokenize a batch of texts and pairs, and return the result for each row.
 
         If a text is far too long, only the side that remains is read. The part ends between two words. If it gives at least
         twice as many tokens as a sequence has, it determines all tokens of the sequence. Otherwise a part of four times the
         length is read. The texts of a pair are read completely, because their lengths decide where each is truncated.
         """
-        encoded: dict[int, tuple[Int32Array, NDArray[np.int8], bool]] = {}
+        encoded: dict[int, _EncodedText] = {}
         waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.max_tokens
         while waiting:
             is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
             inputs: list[str | tuple[str, str]] = []
             for index in waiting:
                 inputs.append(
-                    _cut_to_kept_side(rows[index].text, size, self.side) if is_partial[index] else rows[index].input
+                    _truncate_between_words(rows[index].text, size, self.side) if is_partial[index] else rows[index].input
                 )
             for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
                 input_ids = np.array(encoding.ids, np.int32)
@@ -279,7 +301,7 @@ class _RowEncoder:
                     segment_ids = np.zeros(len(input_ids), np.int8)
                     if rows[index].text_pair is not None and self.tokenizer.has_segments:
                         segment_ids = np.array(encoding.type_ids, np.int8)
-                    encoded[index] = input_ids, segment_ids, is_partial[index]
+                    encoded[index] = _EncodedText(input_ids, segment_ids, is_partial[index])
                     self.cut_rows += bool(rest)
             waiting, size = [index for index in waiting if index not in encoded], 4 * size
         return [encoded[index] for index in range(len(rows))]
@@ -294,7 +316,7 @@ class _RowEncoder:
             contexts = self._encode_without_special_tokens(dict.fromkeys(row.context for row in questions))
             question_encodings = self._encode_without_special_tokens(dict.fromkeys(row.question for row in questions))
             for index, question in enumerate(questions):
-                yield self._tokenize_question(
+                yield self._iterate_question_windows(
                     index, question, question_encodings[question.question], contexts[question.context]
                 )
         elif isinstance(rows[0], TaggedRow):
@@ -304,11 +326,11 @@ class _RowEncoder:
             offsets = np.searchsorted(word_indices, first_words)
             for index, sentence in enumerate(tagged):
                 own = slice(offsets[index], offsets[index + 1])
-                of_row = word_indices[own] - np.int32(first_words[index])
-                yield self._tokenize_words(index, sentence, ids[own], of_row, spans[own], label_numbers)
+                words = _EncodedWords(ids[own], word_indices[own] - np.int32(first_words[index]), spans[own])
+                yield self._iterate_word_windows(index, sentence, words, label_numbers)
         else:
             for index, row in enumerate(rows):
-                yield self._tokenize_for_language_modelling(index, row)
+                yield self._iterate_language_modelling_windows(index, row)
 
     def _encode_without_special_tokens(self, texts: Iterable[str]) -> dict[str, Any]:
         """Tokenize texts without special tokens such as [CLS] and [SEP], and return their encodings by text."""
@@ -350,15 +372,11 @@ class _RowEncoder:
         before, after = self._special_tokens_around_text
         return np.concatenate([before, ids, after]).astype(np.int32)
 
-    def _encode_words(self, words: Iterable[str]) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Tokenize words one by one, and return the T tokens of all words in flat arrays.
+    def _encode_words(self, words: Iterable[str]) -> _EncodedWords:
+        """Tokenize words one by one, and return the tokens of all words.
 
         The library's encoding takes several hundred bytes per token, so only a few thousand words are encoded at a time.
         This does not change the result, because the tokens of a word do not depend on its neighbours.
-
-        Returns:
-            Token ids [T], the index of the word of each token [T], and the first character and the end of each token in its
-            word [T, 2]. All are int32.
         """
         tokenizer, remaining, words_before = self.tokenizer.tokenizer_for_words(), iter(words), 0
         ids, word_indices, spans = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)]
@@ -370,27 +388,20 @@ class _RowEncoder:
                 word_indices.append(np.array(encoding.word_ids, np.int32).reshape(-1) + np.int32(words_before))
                 spans.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
                 words_before += len(part)
-        return np.concatenate(ids), np.concatenate(word_indices), np.concatenate(spans)
+        return _EncodedWords(np.concatenate(ids), np.concatenate(word_indices), np.concatenate(spans))
 
-    def _tokenize_words(
-        self,
-        index: int,
-        row: TaggedRow,
-        ids: Int32Array,
-        word_indices: Int32Array,
-        spans_in_words: Int32Array,
-        label_numbers: Mapping[str, int],
+    def _iterate_word_windows(
+        self, index: int, row: TaggedRow, encoded: _EncodedWords, label_numbers: Mapping[str, int]
     ) -> Iterator[Sequences]:
-        """Yield one sequence for each window of a row of words. `_encode_words` has already tokenized the words.
+        """Yield one sequence for each window of a row of words.
 
         Args:
             index: The index of the row.
             row: The row.
-            ids: The token ids of the row.
-            word_indices: The word of each token, counted within the row.
-            spans_in_words: The first character and the end of each token in its word.
+            encoded: The tokens of the words of this row.
             label_numbers: The number of each label name.
         """
+        ids, word_indices, spans_in_words = encoded
         first = np.flatnonzero(np.diff(word_indices, prepend=NO_WORD))
         characters = spans_in_words + row.word_starts()[word_indices].astype(np.int32)[:, np.newaxis]
         before, after = self._special_tokens_around_text
@@ -414,7 +425,7 @@ class _RowEncoder:
             framed, known = self._add_special_tokens(ids[start:end]), None if row.tags is None else target
             yield _make_sequence(index, framed, characters=spans, words=words, target=known)
 
-    def _tokenize_question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[Sequences]:
+    def _iterate_question_windows(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[Sequences]:
         """Yield one sequence for each window of a question's context. Every sequence contains the complete question and a
         part of the context.
         """
@@ -440,7 +451,7 @@ class _RowEncoder:
                 target = np.where(tokens < len(framed), 0, tokens)[np.newaxis]
             yield _make_sequence(index, input_ids, segment_ids=segment_ids, characters=spans, target=target)
 
-    def _tokenize_for_language_modelling(self, index: int, row: Row) -> Iterator[Sequences]:
+    def _iterate_language_modelling_windows(self, index: int, row: Row) -> Iterator[Sequences]:
         """Yield one sequence for each window of a text or of token ids. The windows do not overlap."""
         if isinstance(row, IdsRow):
             ids, window_size = np.array(row.input_ids, np.int32), self.max_tokens
@@ -461,16 +472,18 @@ class _RowEncoder:
             )
 
 
-def _cut_to_kept_side(text: str, characters: int, side: TruncationSide) -> str:
-    """Cut a long text between words to at most `characters` characters, and return the side that truncation keeps.
+def _truncate_between_words(text: str, max_characters: int, side: TruncationSide) -> str:
+    """Cut a long text between two words, and return a part of at most `max_characters` characters. It is the end of the text
+    if truncation removes tokens on the left side, and otherwise its beginning.
 
     The cut is at a whitespace character or, if there is none, at another character that is not part of a word. Return "" if
     there is no such character.
     """
     if side == "left":
-        match = _FROM_SPACE.search(text, len(text) - characters) or _FROM_MARK.search(text, len(text) - characters)
+        start = len(text) - max_characters
+        match = _FROM_SPACE.search(text, start) or _FROM_MARK.search(text, start)
         return text[match.start() :] if match else ""
-    match = _TO_LAST_SPACE.match(text, 0, characters) or _TO_LAST_MARK.match(text, 0, characters)
+    match = _TO_LAST_SPACE.match(text, 0, max_characters) or _TO_LAST_MARK.match(text, 0, max_characters)
     return match[0] if match else ""
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -241,6 +242,6 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_per_window: Sequenc
     )
 
 
-def format_source_name(path: object) -> str:
-    """Return the name of a file for messages, or "standard input" if the path is `-`."""
+def format_input_name(path: str | Path) -> str:
+    """Return the name of an input file for messages, or "standard input" if the path is `-`."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)

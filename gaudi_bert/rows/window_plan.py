@@ -75,8 +75,8 @@ class WindowPlan:
     gain: float
 
     @property
-    def padding(self) -> float:
-        """The share of padding among all token positions of the rows, from 0 to 1."""
+    def padding_fraction(self) -> float:
+        """The fraction of the token slots in all rows that contain padding, from 0 to 1."""
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 

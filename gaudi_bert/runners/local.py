@@ -203,7 +203,7 @@ class RunRequest:
 
     def run_finetune(self) -> StageResult:
         """Fine-tune the model on the rows of the task, in this process or in several processes on this machine."""
-        self._write_built_in_rows()
+        self._write_built_in_dataset()
         folder, settings, task = self.work_folder, self.settings, self.settings.task
         if task.labels is not None:  # the started processes get a copy of the pipeline file in another folder
             task = task.model_copy(update={"labels": str(self._find_input_file("task.labels", task.labels))})
@@ -226,14 +226,14 @@ class RunRequest:
             overwrite=self.options.overwrite,
         )
 
-    def _write_built_in_rows(self) -> None:
+    def _write_built_in_dataset(self) -> None:
         """Write the built-in task rows to the work folder, if the pipeline uses them."""
         names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
         if any(name in BUILT_IN_ROWS for name in names):
-            from gaudi_bert.tasks.task_data import write_built_in_rows
+            from gaudi_bert.tasks.task_data import write_built_in_dataset
 
             train, evaluation = self.work_folder.rows_path("train"), self.work_folder.rows_path("evaluation")
-            write_built_in_rows(
+            write_built_in_dataset(
                 train, evaluation, self.settings.task.name, reporter=self.options.reporter, overwrite=self.options.overwrite
             )
 

@@ -25,7 +25,7 @@ from gaudi_bert.rows.types import LANGUAGE_MODELLING
 from gaudi_bert.runs.labelled_data import FineTuneFiles, read_labelled_data
 from gaudi_bert.runs.pairs import PairJob, check_no_packing_settings
 from gaudi_bert.runs.rows import FineTuneJob, RowJob
-from gaudi_bert.tasks.task import needs_loss_over_update
+from gaudi_bert.tasks.task import has_loss_across_rows
 from gaudi_bert.tasks.task_models import is_bert
 from gaudi_bert.training.run import RunOptions, run_job
 from gaudi_bert.training.run_plan import DryRun
@@ -87,7 +87,7 @@ def create_job(settings: PipelineSettings, files: FineTuneFiles, out: Path, repo
     Raises:
         InputError: The task does not support the chosen loss, or the files, the model and the settings do not fit together.
     """
-    task, compares_rows = settings.task, needs_loss_over_update(settings.task)
+    task, compares_rows = settings.task, has_loss_across_rows(settings.task)
     if compares_rows:
         check_no_packing_settings(settings)
     elif task.loss is not None:

@@ -20,7 +20,7 @@ from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, estim
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
-from gaudi_bert.rows.tokenizing import resolve_too_long_policy
+from gaudi_bert.rows.tokenizing import resolve_long_row_policy
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.task import NO_VOCABULARY, Task, check_settings_apply, import_task_class
 from gaudi_bert.tasks.task_data import (
@@ -28,7 +28,7 @@ from gaudi_bert.tasks.task_data import (
     read_task_labels,
     tokenize_file,
 )
-from gaudi_bert.tasks.task_models import StartWeights, has_causal_attention, load_start_weights, make_mask_vocabulary
+from gaudi_bert.tasks.task_models import InitialWeights, has_causal_attention, load_initial_weights, make_mask_vocabulary
 from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings
 
 
@@ -66,7 +66,7 @@ class LabelledData:
     """
 
     task: Task
-    start: StartWeights
+    start: InitialWeights
     tokenizer: RowTokenizer
     folder: SentenceSettings
     data: TaskData
@@ -101,7 +101,7 @@ def read_labelled_data(
     tokenizer = open_tokenizer(files.vocabulary or files.model, tokenizer_settings, lower_case=folder.lower_case)
     labels, make_task = read_task_labels(files.data, name, task_settings), import_task_class(name)
     task = make_task(task_settings, labels)
-    start = load_start_weights(files.model, task)
+    start = load_initial_weights(files.model, task)
     max_sequence_length = _choose_max_sequence_length(section, folder, start.sizes.positions)
     row_lengths = get_explicit_row_lengths(section)
     for key, length in (
@@ -246,7 +246,7 @@ class _RowReader:
         if skipped.rows:
             self.reporter.say(str(skipped))
         if sequences.cut_rows:
-            is_truncated = resolve_too_long_policy(task.name, task.settings) == "truncate"
+            is_truncated = resolve_long_row_policy(task.name, task.settings) == "truncate"
             action = f"truncated to {length} tokens" if is_truncated else "split into windows"
             all_rows = f"{len(sequences):,} texts" if task.name == "embedding" else f"{len(rows):,} rows"
             self.reporter.say(f"{path}: {sequences.cut_rows:,} of {all_rows} are too long and were {action}")

@@ -89,7 +89,7 @@ class PairUpdates:
                 chosen = rank + shape.processes * (number * batch_packs + np.arange(batch_packs))
                 batch = packed.build_batch(chosen[chosen < len(packs)], shape.batch)
                 text_numbers = np.searchsorted(sequences, batch.members).astype(np.int32)
-                yield {**batch.features(), "text_numbers": batch.spread_sequences(text_numbers, -1)}
+                yield {**batch.features(), "text_numbers": batch.scatter_sequence_values(text_numbers, -1)}
 
 
 @lru_cache(maxsize=4)
@@ -195,7 +195,7 @@ class PairJob(FineTuneJob):
                 "sequences": texts,
                 "packs": packs,
                 # Without any padding, this many packs would hold all tokens of an epoch.
-                "lower_bound": -(-stream.count_distinct_tokens(updates_per_epoch) // shape.batch.length),
+                "lower_bound": -(-stream.count_tokens_of_distinct_sequences(updates_per_epoch) // shape.batch.length),
                 "packing_factor": texts / packs,
                 "depth": shape.batch.depth,
                 "algorithm": "lpfhp",
@@ -207,8 +207,8 @@ class PairJob(FineTuneJob):
         stream, labelled = self._stream, self._labelled
         batch, micro_batches, processes = shape
         tokens = stream.row_token_counts.sum() / len(stream.rows)
-        complete = max(1, min(stream.examined_updates, stream.epochs * len(stream.rows) // stream.batch_rows))
-        padding = 1 - stream.count_distinct_tokens(complete) / (complete * shape.pack_count * batch.length)
+        complete = max(1, min(stream.updates_examined_for_shape, stream.epochs * len(stream.rows) // stream.batch_rows))
+        padding = 1 - stream.count_tokens_of_distinct_sequences(complete) / (complete * shape.pack_count * batch.length)
         return [
             f"{labelled.task.name}: {len(stream.rows):,} rows of {labelled.data.path}, {len(stream.lengths):,} distinct "
             f"texts, {tokens:.1f} tokens per row on average",

@@ -182,7 +182,7 @@ class RowJob(FineTuneJob):
             partial(iterate_training_batches, data, task, plan, section.epochs),
             self._format_run_description(plan),
             {
-                "max_sequence_length": data.lengths[-1],
+                "max_sequence_length": data.row_lengths[-1],
                 "sequences": len(data.sequences),
                 "packs": data.packs,
                 "lower_bound": sum(packing.lower_bound for packing in data.packings),
@@ -197,7 +197,7 @@ class RowJob(FineTuneJob):
         section, labelled = self.section, self._labelled
         task, data = labelled.task, labelled.data
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
-        rows = join_with_and(f"{length:,}" for length in data.lengths)
+        rows = join_with_and(f"{length:,}" for length in data.row_lengths)
         return [
             f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {len(data.sequences):,} sequences, "
             f"{tokens:.1f} tokens on average, rows of {rows}",
@@ -205,8 +205,8 @@ class RowJob(FineTuneJob):
                 f"{format_count(packing.packs, 'pack')}{of_length} of depth {packing.depth_used}, "
                 f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
                 f"no packing with this depth needs fewer than {packing.lower_bound:,} packs"
-                for length, packing in zip(data.lengths, data.packings, strict=True)
-                for of_length in [f" of {length:,}" if len(data.lengths) > 1 else ""]
+                for length, packing in zip(data.row_lengths, data.packings, strict=True)
+                for of_length in [f" of {length:,}" if len(data.row_lengths) > 1 else ""]
             ),
             *labelled.row_length_notes,
             f"{self._format_model()}; {len(labelled.start.fresh)} variables are initialized randomly",
@@ -219,7 +219,7 @@ class RowJob(FineTuneJob):
 
     def format_dry_run(self) -> list[str]:
         """Return the lines of a table that compares the numbers of packs for several row lengths and depths."""
-        section, longest, lengths = self.section, self._labelled.data.lengths[-1], self._labelled.data.sequences.lengths
+        section, longest, lengths = self.section, self._labelled.data.row_lengths[-1], self._labelled.data.sequences.lengths
         lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
         for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
             counts, cut = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:], int((lengths > length).sum())
@@ -266,14 +266,14 @@ def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, initi
         processes: The number of processes of the run.
         initial_processes: The number of processes that began the run.
     """
-    factor, micro_batch, packs_by_row_length = data.packing_factor, section.micro_batch_packs, data.row_packs
+    factor, micro_batch, packs_by_row_length = data.packing_factor, section.micro_batch_packs, data.packs_by_row_length
     if not packs_by_row_length:
         micro_batch = find_micro_batch_size(section.batch_sequences, factor * processes, micro_batch)
     plan = RunPlan(
         make_run_settings(section, micro_batch, 1, 1),
         factor,
         processes=processes,
-        slots_per_pack=data.lengths[-1],
+        slots_per_pack=data.row_lengths[-1],
         packs=data.packs,
         mean_tokens=None if packs_by_row_length else float(data.sequences.lengths.mean()),
         packs_by_row_length=packs_by_row_length,

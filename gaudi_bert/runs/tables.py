@@ -51,7 +51,7 @@ from gaudi_bert.tables.packed_files import TableFiles, open_packed_tables
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.language_modelling import WordTargets
 from gaudi_bert.tasks.task import EVALUATION_EPOCH, TaskObjective
-from gaudi_bert.tasks.task_models import start_language_model, write_task_folder
+from gaudi_bert.tasks.task_models import prepare_language_modelling, write_task_folder
 from gaudi_bert.training.batches import Batch, TrainingOrder, read_batches_in_order, read_each_pack_once
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, compute_majority_baseline, count_values
 from gaudi_bert.training.loop import TrainingLoop
@@ -159,7 +159,7 @@ class _TableJob(Job[TableTraining]):
         self._source = source
         if model_path is not None and model_path.is_dir() and has_tokenizer(model_path):
             _check_same_token_ids(source, open_tokenizer(model_path))
-        task, start = self._task, self._start = start_language_model(
+        task, start = self._task, self._start = prepare_language_modelling(
             model_path, settings, source.tokenizer, source.max_row_length
         )
         _check_table_fits_model(source, start.sizes)

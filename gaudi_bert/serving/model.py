@@ -18,7 +18,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.files import check_model_exists
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.cutting import TextCutter
+from gaudi_bert.rows.cutting import LongTextTruncator
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TextRow, sequences_from_ids
 from gaudi_bert.serving.settings import ServeSettings
@@ -68,12 +68,12 @@ class ServedModel:
     @property
     def max_characters(self) -> int:
         """The maximum number of characters that are tokenized per text. Longer texts are cut before tokenization."""
-        return self.text_cutter.max_characters
+        return self.text_truncator.max_characters
 
     @cached_property
-    def text_cutter(self) -> TextCutter:
+    def text_truncator(self) -> LongTextTruncator:
         """Shortens long texts before tokenization. It removes only characters that truncation would remove anyway."""
-        return TextCutter(self.loaded.tokenizer.tokenizer, self.max_tokens)
+        return LongTextTruncator(self.loaded.tokenizer.tokenizer, self.max_tokens)
 
     @property
     def width(self) -> int:
@@ -148,12 +148,12 @@ class ServedModel:
     def _cut_row(self, row: TextRow, prompt: str, truncates_left: bool) -> TextRow:
         """Prepend the prompt to a text, and remove what truncation would remove anyway."""
         if row.text_pair is not None:
-            text, pair = self.text_cutter.cut_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
+            text, pair = self.text_truncator.truncate_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
             return row._replace(text=text, text_pair=pair)
         # If truncation removes the beginning of a text, it removes the prompt as well. So do not add the prompt to a text
         # that is cut at the beginning.
         before = "" if truncates_left else prompt
-        cut = self.text_cutter.cut_text(row.text, before, from_left=truncates_left)
+        cut = self.text_truncator.truncate_text(row.text, before, from_left=truncates_left)
         return row._replace(text=(prompt if cut is row.text else before) + cut)
 
     def sequences_from_ids(self, texts: Sequence[Sequence[int]], *, truncates_left: bool = False) -> Sequences:

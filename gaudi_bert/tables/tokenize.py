@@ -45,7 +45,7 @@ from gaudi_bert.corpus.documents import Source, compute_source_identity, find_so
 from gaudi_bert.rows.parts import RowPart, split_source
 from gaudi_bert.rows.reading import SkippedRows, batch_by_size, raise_or_skip_bad_rows, read_part
 from gaudi_bert.rows.tokenizer import RowTokenizer, clone_tokenizer, read_tokenizer, save_tokenizer
-from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, format_source_name
+from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, format_input_name
 from gaudi_bert.tables.sources import TOKENS_COLUMN
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _open_sources(texts: Sequence[str]) -> Iterator[list[Source]]:
     if len(texts) > 1:
         raise InputError(f"{STANDARD_INPUT}: standard input cannot be combined with other texts; pass only {STANDARD_INPUT}")
     with TemporaryDirectory() as scratch:
-        path = Path(scratch) / format_source_name(STANDARD_INPUT)
+        path = Path(scratch) / format_input_name(STANDARD_INPUT)
         with path.open("wb") as handle:
             copyfileobj(sys.stdin.buffer, handle)
         yield [Source(path.name, path, path.stat().st_size)]

@@ -144,16 +144,16 @@ class TokenClassification(Task):
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
 
-    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_targets_and_weights(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the tags as `targets` [B, L], and weights as `target_weights` [B, L]. The weight is 1 for the first token
         of each tagged word, otherwise 0.
 
         Without targets, the weight is 1 for the first token of every word.
         """
         if batch.source.target is None:
-            words = batch.spread_tokens(cast(IntArray, batch.source.words), NO_WORD)
+            words = batch.scatter_token_values(cast(IntArray, batch.source.words), NO_WORD)
             return {"target_weights": (words != NO_WORD).astype(np.float32)}
-        targets = batch.spread_tokens(batch.source.target.astype(np.int32), NOT_PREDICTED)
+        targets = batch.scatter_token_values(batch.source.target.astype(np.int32), NOT_PREDICTED)
         return {"targets": np.maximum(targets, 0), "target_weights": (targets != NOT_PREDICTED).astype(np.float32)}
 
     def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.tasks.update_plan import GroupedRows
+from gaudi_bert.tasks.update_plan import SequenceGroups
 
 _LEAST_NORM = 1e-12
 
@@ -61,7 +61,7 @@ class RowGroups(NamedTuple):
         has_answers: Whether a prediction for a row is right or wrong, so that an accuracy exists.
     """
 
-    groups: GroupedRows
+    groups: SequenceGroups
     loss: Callable[[FloatArray, IntArray, IntArray], LossAndGradient]
     has_answers: bool = True
 

@@ -48,7 +48,7 @@ class MaskedLanguageModelling(Task):
 
     _kept_masks: tuple[MaskKey, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
-    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_targets_and_weights(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the masked token ids as `input_ids` [B, L], and the targets of up to Q masked tokens per pack.
 
         The targets are `masked_positions`, `targets` and `target_weights`, all [B, Q].
@@ -57,7 +57,7 @@ class MaskedLanguageModelling(Task):
         ids = sequences.input_ids
         if self._kept_masks is None or self._kept_masks[0] != mask_key or self._kept_masks[1] is not sequences:
             epoch = mask_key.epoch + 1
-            masks = _draw_masks(
+            masks = _mask_random_tokens(
                 ids,
                 sequences.lengths,
                 fraction,
@@ -68,8 +68,8 @@ class MaskedLanguageModelling(Task):
             self._kept_masks = mask_key, sequences, masks  # keep the masks of all sequences until the next epoch
         is_masked, changed_ids = self._kept_masks[2]
         slots = _max_masked_tokens(batch.shape.length, batch.shape.depth, fraction)
-        features = _gather_masked_tokens(batch.spread_tokens(is_masked), batch.spread_tokens(ids), slots)
-        return {**features, "input_ids": batch.spread_tokens(changed_ids)}
+        features = _gather_masked_tokens(batch.scatter_token_values(is_masked), batch.scatter_token_values(ids), slots)
+        return {**features, "input_ids": batch.scatter_token_values(changed_ids)}
 
 
 class CausalLanguageModelling(Task):
@@ -80,7 +80,7 @@ class CausalLanguageModelling(Task):
     best_metric = "loss"
     metric_names = ("loss", "accuracy", "perplexity")
 
-    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_targets_and_weights(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return each token's successor as `targets` [B, L], and the weights of these targets as `target_weights` [B, L].
 
         The weight is 0 for padding and for the last token of a sequence, which has no next token.
@@ -88,7 +88,7 @@ class CausalLanguageModelling(Task):
         next_ids = np.append(batch.source.input_ids[1:], np.int32(0))
         has_next = np.ones(len(next_ids), np.float32)
         has_next[batch.source.offsets[1:] - 1] = 0.0
-        return {"targets": batch.spread_tokens(next_ids), "target_weights": batch.spread_tokens(has_next)}
+        return {"targets": batch.scatter_token_values(next_ids), "target_weights": batch.scatter_token_values(has_next)}
 
     def make_config_json(self) -> dict[str, Any]:
         """Return what config.json contains about the head. The model is marked as a decoder, because transformers uses
@@ -164,7 +164,7 @@ class WordTargets:
             )
             for purpose in ("masked words", "kinds of masks")
         )
-        masks = _draw_masks(
+        masks = _mask_random_tokens(
             ids_BL[real_BL], lengths_N, self.masked_fraction, self.vocabulary, order_T, lambda masked: kinds_T[masked]
         )
         is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
@@ -182,13 +182,13 @@ class WordTargets:
 # Letters: T tokens of some sequences, M masked tokens.
 
 
-def _draw_masks(
+def _mask_random_tokens(
     ids_T: Int32Array,
     lengths: IntArray,
     masked_fraction: float,
     vocabulary: Vocabulary,
-    order_words_T: NDArray[np.uint64],
-    kind_words_of: Callable[[IntArray], NDArray[np.uint64]],
+    random_priorities_T: NDArray[np.uint64],
+    draw_replacement_numbers: Callable[[IntArray], NDArray[np.uint64]],
 ) -> tuple[BoolArray, Int32Array]:
     """Choose random tokens to mask in some sequences, and choose the token that replaces each of them.
 
@@ -197,21 +197,21 @@ def _draw_masks(
         lengths: The length of each sequence.
         masked_fraction: The fraction of tokens that are masked.
         vocabulary: The tokens that masks are drawn from.
-        order_words_T: Random words. The tokens of a sequence with the smallest words are masked.
-        kind_words_of: Returns the random words of the chosen tokens, given their positions among all T tokens. These words
-            determine what replaces each token.
+        random_priorities_T: A random number for each token. The tokens of a sequence with the smallest numbers are masked.
+        draw_replacement_numbers: Returns a random number for each masked token, given the positions of the masked tokens
+            among all T tokens. The number determines what replaces the token.
 
     Returns:
         Whether each token is predicted, bool [T], and the masked token ids, int32 [T].
     """
     free = np.flatnonzero(~np.isin(ids_T, vocabulary.special_ids))
     sequence = np.repeat(np.arange(len(lengths)), lengths)[free]
-    order = free[np.lexsort((order_words_T[free], sequence))]
+    order = free[np.lexsort((random_priorities_T[free], sequence))]
     counts = np.bincount(sequence, minlength=len(lengths))
     chosen = np.minimum(counts, np.maximum(1, np.round(counts * masked_fraction))).astype(np.int64)
     rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     masked_M = np.sort(order[rank < np.repeat(chosen, counts)])
-    other, kind = np.divmod(kind_words_of(masked_M) >> np.uint64(8), np.uint64(10))
+    other, kind = np.divmod(draw_replacement_numbers(masked_M) >> np.uint64(8), np.uint64(10))
     words = vocabulary.ordinary_ids
     changed_T = ids_T.copy()
     changed_T[masked_M[kind < 8]] = vocabulary.mask_id

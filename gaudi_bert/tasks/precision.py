@@ -25,11 +25,11 @@ def measure_bfloat16_time_ratios() -> dict[str, float]:
     Returns:
         The shortest time of a batch in bfloat16 divided by the shortest time in float32, for each shape by its description.
     """
-    models: dict[ComputeDtype, Model] = {kind: build_frozen_model(kind) for kind in ("float32", "bfloat16")}
+    models: dict[ComputeDtype, Model] = {kind: build_benchmark_model(kind) for kind in ("float32", "bfloat16")}
     return {name: _measure_time_ratio(models, make_batch(*shape)) for name, shape in SHAPES.items()}
 
 
-def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
+def build_benchmark_model(compute_dtype: ComputeDtype) -> Model:
     """Return a small BERT for inference. Its frozen weights are random, but the same in every call."""
     model = load_engine("pytorch").build_model(
         ModelSpec(_CONFIG, VectorHead("mean", normalize=True)), seed=1, compute_dtype=compute_dtype

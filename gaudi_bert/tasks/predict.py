@@ -37,7 +37,7 @@ from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.packs import IncompleteBatch
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
-from gaudi_bert.rows.tokenizing import check_too_long_policy
+from gaudi_bert.rows.tokenizing import check_long_row_policy
 from gaudi_bert.rows.types import STANDARD_INPUT, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
 from gaudi_bert.tasks.prediction_files import (
@@ -55,7 +55,7 @@ from gaudi_bert.tasks.task_models import (
     TaskDescription,
     check_run_is_finished,
     is_bert,
-    load_start_weights,
+    load_initial_weights,
     read_task_description,
 )
 from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings, read_tokenizer_max_length
@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # importing this module loads torch
     from gaudi_bert.engines.pytorch.encoder_model import TorchEncoder
     from gaudi_bert.engines.pytorch.model import TorchModel
 
-_ENDINGS = (".npy", ".parquet", ".jsonl")
+_EXTENSIONS = (".npy", ".parquet", ".jsonl")
 _ROWS_PER_ROW_GROUP = 8192
 
 
@@ -111,7 +111,7 @@ def predict(
         # settings that the user passed.
         settings = described.settings.copy_with_user_settings(changes)
         check_settings_apply(described.task, settings)
-        check_too_long_policy(described.task, settings)
+        check_long_row_policy(described.task, settings)
         if options.group_by is not None:
             conflicts = {"--on-bad-row skip": settings.on_bad_row == "skip", "--out -": out == STANDARD_OUTPUT}
             check_option_combination({"--group-by": options.group_by, **conflicts})
@@ -257,8 +257,8 @@ def _load_model(
 
     On a Gaudi card, which compiles each shape, all batches have the same shape.
     """
-    with _suggest_other_program(path):
-        start = load_start_weights(path, task, allow_missing_head=False)
+    with _suggest_transformers_on_error(path):
+        start = load_initial_weights(path, task, allow_missing_head=False)
     # On a CPU, PyTorch takes less time than TensorFlow, because it stores the weights in the layout of matrix products.
     chosen = choose_engine(options.engine, is_bert=is_bert(path), setting_name="--engine", preferred="pytorch")
     engine = load_engine(chosen.name)
@@ -271,7 +271,7 @@ def _load_model(
             f"--max-sequence-length {requested}: must be between 3 and {positions}, the number of positions of the model"
         )
     longest = requested or min(default_length or positions, positions)
-    with _suggest_other_program(path):
+    with _suggest_transformers_on_error(path):
         device, precision, notes = _open_device(engine, options)
         compiled = device.compiles if options.compile is None else options.compile
         model = engine.build_model(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
@@ -316,7 +316,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
 
 
 @contextmanager
-def _suggest_other_program(path: Path) -> Iterator[None]:
+def _suggest_transformers_on_error(path: Path) -> Iterator[None]:
     """If a model is rejected because it cannot process packs, mention in the error which other programs can run it."""
     try:
         yield
@@ -353,7 +353,7 @@ def _predict_windows(
         if sequences is not None:
             plan = loaded.plan(sequences.lengths)
             rows_per_slot = len(window) / plan.slots
-            outputs = loaded.runner.run(sequences, plan, partial(output.advance_progress, rows_per_slot))
+            outputs = loaded.runner.run(sequences, plan, partial(output.advance_progress_bar, rows_per_slot))
             bad = loaded.runner.find_non_finite_row(outputs, sequences)
             if bad is not None:
                 raise InputError(
@@ -362,7 +362,7 @@ def _predict_windows(
                 )
             encoded = encode(outputs, sequences, good)
         else:
-            output.advance_progress(len(window))
+            output.advance_progress_bar(len(window))
         following = iter(encoded)
         all_rows = (encode_problem(problems[row]) if row in problems else next(following) for row in range(len(window)))
         output.write_window(window, b"".join(all_rows), sequences, plan, len(problems))
@@ -450,10 +450,10 @@ def embed(
     Raises:
         InputError: The model, an option or a text is invalid, or `out` contains something else.
     """
-    ending = ".jsonl" if out == STANDARD_OUTPUT else Path(out).suffix
-    if ending not in _ENDINGS:
+    extension = ".jsonl" if out == STANDARD_OUTPUT else Path(out).suffix
+    if extension not in _EXTENSIONS:
         raise InputError(
-            f"{out}: embeddings can be written only as {', '.join(_ENDINGS)}; pass a file with one of these endings"
+            f"{out}: embeddings can be written only as {', '.join(_EXTENSIONS)}; pass a file with one of these extensions"
         )
     with (
         _copy_files_locally(model, data, out) as (path, rows_file, answers_file),
@@ -461,7 +461,7 @@ def embed(
     ):
         check_run_is_finished(path)
         check_settings_apply(None, settings)
-        check_too_long_policy(None, settings)
+        check_long_row_policy(None, settings)
         check_first_row(rows_file, None, settings)
         own = read_sentence_settings(path, options.pooling) or SentenceSettings(options.pooling or "mean")
         prompt = own.find_prompt(options.prompt_name) if options.prompt is None else options.prompt
@@ -473,7 +473,7 @@ def embed(
         loaded = load_encoder(path, own, options, normalize=normalize)
         for note in loaded.notes:
             reporter.say(note)
-        length, values = loaded.max_sequence_length, min(own.truncate_dim or loaded.runner.width, loaded.runner.width)
+        length, width = loaded.max_sequence_length, min(own.truncate_dim or loaded.runner.width, loaded.runner.width)
         rows = RowSource(rows_file, settings, loaded.tokenizer, length, prompt=prompt)
         chosen = {
             "pooling": own.pooling,
@@ -481,12 +481,12 @@ def embed(
             "max_sequence_length": length,
             "precision": loaded.precision,
             "packed": options.packed,
-            "ending": ending,
+            "ending": extension,
             **({"prompt": prompt} if prompt else {}),
-            **({"values": values} if values < loaded.runner.width else {}),
+            **({"values": width} if width < loaded.runner.width else {}),
         }
         # If a text cannot be read, all values of its embedding are NaN. Embeddings of other texts never contain NaN.
-        is_lines, no_vector = ending == ".jsonl", np.full(values, np.nan, np.float32).tobytes()
+        is_lines, no_vector = extension == ".jsonl", np.full(width, np.nan, np.float32).tobytes()
 
         def encoded(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
             """Encode each embedding as a JSON line or as plain float32 bytes, depending on the output file."""
@@ -508,29 +508,29 @@ def embed(
         signature = rows.make_signature("embed", chosen, loaded.identity)
         with open_prediction_output(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as output:
             _predict_windows(rows, loaded, output, encoded, problem)
-            output.finish(None if is_lines else partial(_convert_embeddings, ending, values))
+            output.finish(None if is_lines else partial(_convert_embeddings, extension, width))
         return output.make_result()
 
 
-def _convert_embeddings(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:
+def _convert_embeddings(extension: str, width: int, float32_file: Path, output: BinaryIO) -> None:
     """Convert the float32 values that were collected in a partial file to a numpy or Parquet file of embeddings.
 
     Args:
-        ending: `.npy` or `.parquet`.
-        values: The number of values in an embedding.
-        stored: The file with the plain bytes.
-        handle: The file to write.
+        extension: The file extension of the output, `.npy` or `.parquet`.
+        width: The number of values in an embedding.
+        float32_file: The partial file with the float32 values.
+        output: The file to write.
     """
-    vectors = np.memmap(stored, np.float32, "r").reshape(-1, values)
-    if ending != ".parquet":
-        np.save(handle, vectors)
+    vectors = np.memmap(float32_file, np.float32, "r").reshape(-1, width)
+    if extension != ".parquet":
+        np.save(output, vectors)
         return
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 
-    schema = pyarrow.schema([("embedding", pyarrow.list_(pyarrow.float32(), values))])
-    with parquet.ParquetWriter(handle, schema, compression="none", use_dictionary=False) as writer:
+    schema = pyarrow.schema([("embedding", pyarrow.list_(pyarrow.float32(), width))])
+    with parquet.ParquetWriter(output, schema, compression="none", use_dictionary=False) as writer:
         for first in range(0, len(vectors), _ROWS_PER_ROW_GROUP):
             flat = pyarrow.array(vectors[first : first + _ROWS_PER_ROW_GROUP].reshape(-1), pyarrow.float32())
-            column = pyarrow.FixedSizeListArray.from_arrays(flat, values)
+            column = pyarrow.FixedSizeListArray.from_arrays(flat, width)
             writer.write_table(pyarrow.table([column], schema=schema))

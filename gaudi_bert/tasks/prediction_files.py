@@ -40,11 +40,11 @@ from gaudi_bert.common.files import (
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task, format_count
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Engine, InferencePrecision
-from gaudi_bert.rows.parts import make_complete_part
+from gaudi_bert.rows.parts import make_whole_file_part
 from gaudi_bert.rows.reading import raise_or_skip_bad_rows, read_part, split_into_windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.tokenizing import resolve_too_long_policy, tokenize_readable_rows, tokenize_rows
-from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, format_source_name
+from gaudi_bert.rows.tokenizing import resolve_long_row_policy, tokenize_readable_rows, tokenize_rows
+from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, format_input_name
 from gaudi_bert.rows.window_plan import WindowPlan
 
 STANDARD_OUTPUT = "-"
@@ -138,11 +138,11 @@ class RowSource:
 
         Depending on `task.on_bad_row`, a row that cannot be read is yielded as a `BadRow` or raises an InputError.
         """
-        rows = read_part(make_complete_part(self.file, self.settings), self.task, self.settings, say=say)
+        rows = read_part(make_whole_file_part(self.file, self.settings), self.task, self.settings, say=say)
         return rows if self.settings.on_bad_row == "skip" else raise_or_skip_bad_rows(rows)
 
-    def check_window(self, window: Sequence[Row | BadRow]) -> None:
-        """Check that a window of consecutive rows can be tokenized, unless the settings skip rows that cannot be tokenized.
+    def check_rows_tokenizable(self, rows: Sequence[Row | BadRow]) -> None:
+        """Check that all given rows can be tokenized, unless the settings skip rows that cannot be tokenized.
 
         The rows are not tokenized if this cannot fail, because texts of any length are truncated and an empty text still has
         special tokens.
@@ -150,10 +150,10 @@ class RowSource:
         Raises:
             InputError: A row cannot be tokenized, and such rows are not skipped.
         """
-        takes_any = resolve_too_long_policy(self.task, self.settings) == "truncate" and self.task != "question-answering"
+        takes_any = resolve_long_row_policy(self.task, self.settings) == "truncate" and self.task != "question-answering"
         takes_any = takes_any and self.tokenizer.tokenizer.num_special_tokens_to_add(is_pair=False) > 0
         if not takes_any and self.settings.on_bad_row == "stop":
-            self._tokenize([row for row in window if not isinstance(row, BadRow)])
+            self._tokenize([row for row in rows if not isinstance(row, BadRow)])
 
     def tokenize_window(self, window: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
         """Tokenize the rows of a window. Return the rows that can be tokenized, their sequences, and the problem of every
@@ -162,7 +162,7 @@ class RowSource:
         If no row can be tokenized, the sequences are None.
         """
         rows, sequences, problems = tokenize_readable_rows(window, self.settings.on_bad_row, self._tokenize)
-        source = f"{format_source_name(self.file)}: "
+        source = f"{format_input_name(self.file)}: "
         return rows, sequences, {index: problem.removeprefix(source) for index, problem in problems.items()}
 
     def _tokenize(self, rows: list[Row]) -> Sequences | None:
@@ -322,7 +322,7 @@ class PredictionStream:
         total = 0
         if not self._rows.is_pipe:
             for window in split_into_windows(self._rows.read_rows(self._reporter.say), WINDOW_ROWS):
-                self._rows.check_window(window)
+                self._rows.check_rows_tokenizable(window)
                 total += len(window)
         remaining = split_into_windows(self._rows.read_rows(self._reporter.say if self._rows.is_pipe else None), WINDOW_ROWS)
         skipped, checksum = 0, 0
@@ -345,10 +345,10 @@ class PredictionStream:
         if not self.progress.rows:
             raise InputError("the input contains no rows; pass a file with at least one row")
 
-    def advance_progress(self, rows: float, times: int = 1) -> None:
-        """Advance the progress bar by `times` steps of `rows` rows each."""
+    def advance_progress_bar(self, rows_per_step: float, steps: int = 1) -> None:
+        """Advance the progress bar by `steps` steps. Each step is a number of rows, which may be a fraction of a row."""
         if self._task is not None:
-            self._task.advance(rows * times)
+            self._task.advance(rows_per_step * steps)
 
     def write_window(
         self,
@@ -417,7 +417,7 @@ class PredictionStream:
             return StreamResult(0, 0, 0, 0.0, False, skipped=True, max_sequence_length=length)
         done = self.progress
         if done.cut_rows:
-            is_cut = resolve_too_long_policy(self._rows.task, self._rows.settings) == "truncate"
+            is_cut = resolve_long_row_policy(self._rows.task, self._rows.settings) == "truncate"
             were = "truncated to" if is_cut else "split into windows of"
             self._reporter.say(f"{done.cut_rows:,} of {done.rows:,} rows were too long and were {were} {length} tokens")
         if done.bad_rows:

@@ -49,17 +49,17 @@ class QuestionAnswering(Task):
         """
         return 2
 
-    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_targets_and_weights(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the targets of the loss and their weights for a batch, as arrays by name.
 
         `targets`, int32 [B, S, 2], are the first and last token of the answer as positions in the pack. `target_weights`,
         [B, S], are 1 for each sequence.
         """
-        weights = batch.spread_sequences(np.ones(len(batch.members), np.float32))
+        weights = batch.scatter_sequence_values(np.ones(len(batch.members), np.float32))
         if batch.source.target is None:
             return {"target_weights": weights}
         positions = batch.source.target[batch.members] + batch.starts[:, np.newaxis]
-        return {"targets": batch.spread_sequences(positions.astype(np.int32)), "target_weights": weights}
+        return {"targets": batch.scatter_sequence_values(positions.astype(np.int32)), "target_weights": weights}
 
     def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return SQuAD's metrics exact_match and f1, each from 0 to 100."""

@@ -98,8 +98,8 @@ def _compute_ranking_metrics(
 # --- documents that were scored for their query
 
 
-def number_distinct_values(values: Iterable[Hashable]) -> IntArray:
-    """Assign the numbers 0, 1, 2, ... to the distinct values in order of first appearance, and return each value's number,
+def factorize_values(values: Iterable[Hashable]) -> IntArray:
+    """Number the distinct values 0, 1, 2, ... in order of first appearance, and return the number of each given value,
     int64.
     """
     numbers: dict[Hashable, int] = {}
@@ -114,7 +114,7 @@ def compute_grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, que
         gains: The gain of each document.
         queries: The query of each document.
     """
-    query_of = number_distinct_values(queries)
+    query_of = factorize_values(queries)
     order, best = np.lexsort((-scores, query_of)), np.lexsort((-gains, query_of))
     query_R = query_of[order]
     rank_R = np.arange(len(order)) - np.searchsorted(query_R, query_R)

@@ -42,11 +42,11 @@ from gaudi_bert.tasks.ranking import (
     compute_cosines,
     compute_grouped_ranking_metrics,
     compute_search_metrics,
-    number_distinct_values,
+    factorize_values,
     search_documents,
 )
 from gaudi_bert.tasks.task import MaskKey, SequenceTask, Task
-from gaudi_bert.tasks.update_plan import GroupedRows
+from gaudi_bert.tasks.update_plan import SequenceGroups
 
 # The metrics of embeddings if the evaluation rows have scores. Otherwise, search metrics such as nDCG@10 are computed.
 CORRELATIONS = ("spearman", "pearson")
@@ -63,7 +63,7 @@ class TextTable(NamedTuple):
     """
 
     texts: list[TextRow]
-    rows: GroupedRows
+    rows: SequenceGroups
     content: IntArray
 
 
@@ -82,7 +82,7 @@ class Embedding(Task):
         """
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
-    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_targets_and_weights(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return no targets, because the loss is computed from all rows of a weight update together (see
         `group_rows_for_loss`).
         """
@@ -94,7 +94,7 @@ class Embedding(Task):
         """
         table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
         return RowGroups(
-            table.rows, partial(_compute_loss_over_update, self.settings, table, scores), has_answers=scores is None
+            table.rows, partial(_compute_loss_across_rows, self.settings, table, scores), has_answers=scores is None
         )
 
     def compute_metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
@@ -106,7 +106,7 @@ class Embedding(Task):
         table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
         if scores is not None:
             return compute_correlations(_compute_row_cosines(vectors, table), scores)
-        queries, documents, query_of_row, answer_of_row = _build_evaluation_search(table)
+        queries, documents, query_of_row, answer_of_row = _build_retrieval_evaluation(table)
         pairs = np.unique(query_of_row * len(documents) + answer_of_row)
         bounds = np.arange(1, len(queries)) * len(documents)
         answers = np.split(pairs % len(documents), np.searchsorted(pairs, bounds))
@@ -125,7 +125,7 @@ class Embedding(Task):
         if _get_row_scores(rows) is not None:
             yield from ({"cosine": float(cosine)} for cosine in alike)
             return
-        queries, documents, query_of_row, answer_of_row = _build_evaluation_search(table)
+        queries, documents, query_of_row, answer_of_row = _build_retrieval_evaluation(table)
         texts = chain.from_iterable(cast(TupleRow, row).texts for row in rows)
         text_of = dict(zip(table.rows.members.tolist(), texts, strict=True))
         nearest_QK = search_documents(vectors[queries], vectors[documents])
@@ -139,7 +139,7 @@ class Embedding(Task):
             }
 
 
-class _EvaluationSearch(NamedTuple):
+class _RetrievalEvaluation(NamedTuple):
     """The queries, documents and correct answers of a search that evaluates embeddings.
 
     Attributes:
@@ -155,16 +155,16 @@ class _EvaluationSearch(NamedTuple):
     answer_of_row: IntArray
 
 
-def _build_evaluation_search(table: TextTable) -> _EvaluationSearch:
-    """Return the queries, the documents and the correct answers of a search that evaluates embeddings."""
+def _build_retrieval_evaluation(table: TextTable) -> _RetrievalEvaluation:
+    """Collect the queries, the documents and the correct answers of a search that evaluates embeddings."""
     members, firsts = table.rows.members, table.rows.starts[:-1]
     anchors, positives = members[firsts], members[firsts + 1]
     queries, query_of_row = np.unique(anchors, return_inverse=True)
     documents = np.unique(np.delete(members, firsts))
-    return _EvaluationSearch(queries, documents, query_of_row, np.searchsorted(documents, positives))
+    return _RetrievalEvaluation(queries, documents, query_of_row, np.searchsorted(documents, positives))
 
 
-def _compute_loss_over_update(
+def _compute_loss_across_rows(
     settings: TaskSettings,
     table: TextTable,
     scores: FloatArray | None,
@@ -227,7 +227,7 @@ def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextT
                 texts.append(TextRow(row.position, prompted))
                 content.append(contents.setdefault(text, len(contents)))
     sizes = np.fromiter((len(cast(TupleRow, row).texts) for row in rows), np.int64, len(rows))
-    grouped = GroupedRows(np.array(members, np.int64), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
+    grouped = SequenceGroups(np.array(members, np.int64), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
     return TextTable(texts, grouped, np.array(content, np.int64))
 
 
@@ -317,11 +317,11 @@ def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowG
     Raises:
         InputError: No query has several documents of which at least one has a label above 0.
     """
-    of_row = number_distinct_values(cast(TextRow, row).text for row in rows)
+    of_row = factorize_values(cast(TextRow, row).text for row in rows)
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
     if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
         raise InputError("task.loss = listwise: no query has several documents and a label above 0; remove the setting")
-    groups = GroupedRows(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
+    groups = SequenceGroups(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
 
     def loss(outputs_NC: FloatArray, sequences_N: IntArray, queries: IntArray) -> LossAndGradient:
         """Return the listwise loss of the documents of some queries, and its gradient."""

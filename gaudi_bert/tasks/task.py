@@ -99,8 +99,10 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
 EVALUATION_EPOCH = -1
 
 
-def needs_loss_over_update(settings: TaskSettings) -> bool:
-    """Return True if a task computes one loss from all rows of a weight update, and False if each row has its own loss."""
+def has_loss_across_rows(settings: TaskSettings) -> bool:
+    """Return True if the loss of a task compares the rows of a weight update with each other, and False if each row has
+    its own loss.
+    """
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
 
@@ -174,7 +176,7 @@ class Task(ABC):
 
     @property
     def head(self) -> TaskHead | VectorHead:
-        """The head of the model, which an engine computes."""
+        """The head of the model: the layers that turn the vectors of the encoder into the outputs of this task."""
         return TaskHead(cast(TaskKind, self.name), self.output_width)
 
     @property
@@ -187,7 +189,7 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_targets_and_weights(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the targets of the loss and their weights for a batch, as arrays by name.
 
         The array `target_weights` is 1 for everything that the loss is averaged over, so that the divisor is known before
@@ -252,7 +254,8 @@ class Task(ABC):
     def make_labelled_predictions(
         self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
-        """Yield one JSON object per labelled row for `predictions.jsonl`. By default, it is the prediction of the row.
+        """Yield one JSON object per labelled row for the file `predictions.jsonl`. Unless a task overrides this method, the
+        objects are the predictions that `make_predictions` yields.
 
         Args:
             outputs: The outputs of the model, in the order of the sequences.
@@ -284,13 +287,13 @@ class SequenceTask(Task):
         """The number of classes, or 1 if the task predicts a number."""
         return len(self.labels) or 1
 
-    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_targets_and_weights(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the labels as `targets` [B, S] or [B, S, C], and `target_weights` [B, S], which are 1 for each sequence."""
-        weights = batch.spread_sequences(np.ones(len(batch.members), np.float32))
+        weights = batch.scatter_sequence_values(np.ones(len(batch.members), np.float32))
         target = batch.source.target
         if target is None:
             return {"target_weights": weights}
-        return {"targets": batch.spread_sequences(target[batch.members]), "target_weights": weights}
+        return {"targets": batch.scatter_sequence_values(target[batch.members]), "target_weights": weights}
 
     def make_config_json(self) -> dict[str, Any]:
         """Return what `config.json` contains about the head. A head that predicts a number has one unnamed class, as in

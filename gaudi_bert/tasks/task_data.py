@@ -145,8 +145,8 @@ def tokenize_file(
     return concatenate_sequences(parts, counts), tuple(all_rows)
 
 
-def write_built_in_rows(
-    training: Path, held_out: Path, task: TaskName | None = None, *, reporter: Reporter, overwrite: bool = False
+def write_built_in_dataset(
+    training_file: Path, held_out_file: Path, task: TaskName | None = None, *, reporter: Reporter, overwrite: bool = False
 ) -> None:
     """Write the training rows and the held-out rows of the built-in data `python-docstrings`, unless the files already
     exist.
@@ -156,23 +156,23 @@ def write_built_in_rows(
     the files and the others wait.
 
     Args:
-        training: The file of the training rows.
-        held_out: The file of the held-out rows, in the same folder.
+        training_file: The file of the training rows.
+        held_out_file: The file of the held-out rows, in the same folder.
         task: The task.
         reporter: Reports what was written.
         overwrite: Whether files of other settings are replaced.
     """
-    folder, (name,) = held_out.parent, BUILT_IN_ROWS
+    folder, (name,) = held_out_file.parent, BUILT_IN_ROWS
     pairs = task == "embedding"
     settings = {"held_out_of": HELD_OUT_OF, **({"task": task} if pairs else {"labels": LABELS})}
     signature = Signature("rows", settings, {name: platform.python_version()})
-    check_output_path(folder, held_out, signature.stage, overwrite)
+    check_output_path(folder, held_out_file, signature.stage, overwrite)
     with exclusive_lock(folder, str(folder), wait=True):
-        if begin_artefact_unless_finished(folder, held_out, signature, overwrite):
+        if begin_artefact_unless_finished(folder, held_out_file, signature, overwrite):
             return
         texts = load_python_texts(name)
         rows = make_titled_docstring_rows(texts) if pairs else make_labelled_docstring_rows(texts)
-        for path, is_held_out in ((training, False), (held_out, True)):
+        for path, is_held_out in ((training_file, False), (held_out_file, True)):
             chosen = (row for row, out in rows if out == is_held_out)
             write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen))
     held_out_rows = sum(out for _, out in rows)
@@ -202,12 +202,12 @@ class TaskData:
     packings: tuple[Packing, ...] = field(repr=False)
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def row_lengths(self) -> tuple[int, ...]:
         """The row lengths, ascending."""
         return tuple(packing.histogram.max_sequence_length for packing in self.packings)
 
     @property
-    def row_packs(self) -> tuple[RowPacks, ...]:
+    def packs_by_row_length(self) -> tuple[RowPacks, ...]:
         """Each row length and the number of packs with this length, in the form that `RunPlan` requires. Empty if all packs
         have the same row length.
         """
@@ -226,8 +226,8 @@ class TaskData:
         return len(self.sequences) / self.packs
 
     def batch_shape(self, length_index: int, batch_packs: int) -> BatchShape:
-        """Return the static shape of a batch of `batch_packs` packs with the row length `lengths[length_index]`."""
-        return BatchShape(batch_packs, self.lengths[length_index], self.packings[length_index].depth_used)
+        """Return the static shape of a batch of `batch_packs` packs with the row length `row_lengths[length_index]`."""
+        return BatchShape(batch_packs, self.row_lengths[length_index], self.packings[length_index].depth_used)
 
     def pack_epoch(self, seed: int, epoch: int, length_index: int) -> PackedSequences:
         """Return the packs of one row length in one epoch. Sequences share packs with different sequences in each epoch.
@@ -235,11 +235,11 @@ class TaskData:
         Args:
             seed: The seed of the run.
             epoch: The epoch.
-            length_index: The index of the row length in `lengths`.
+            length_index: The index of the row length in `row_lengths`.
         """
         epoch_seed = int(draw_random_uint64(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths
-        members = np.flatnonzero(np.searchsorted(self.lengths, lengths) == length_index)
+        members = np.flatnonzero(np.searchsorted(self.row_lengths, lengths) == length_index)
         packs = fill_planned_packs(members, lengths, self.packings[length_index].strategy_counts, epoch_seed)
         return PackedSequences(self.sequences, packs)
 
@@ -261,7 +261,7 @@ def iterate_training_batches(
     def features_and_targets(length_index: int, epoch: int, pack_numbers: IntArray, shape: BatchShape) -> Batch:
         """Return the features and targets of a batch of packs that have the same row length and epoch."""
         batch = pack_epoch(epoch, length_index).build_batch(pack_numbers, shape)
-        return {**batch.features(), **cast(Batch, task.make_label_features(batch, MaskKey(order.seed, epoch)))}
+        return {**batch.features(), **cast(Batch, task.make_targets_and_weights(batch, MaskKey(order.seed, epoch)))}
 
     for length_index, begin, end, batch_packs in plan.iterate_micro_batches(order.updates_done, order.packs_done):
         epoch_packs, shape = data.packings[length_index].packs, data.batch_shape(length_index, batch_packs)
@@ -340,8 +340,8 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         return 3
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """If the head of the task sums no values, return three zeros in place of these sums. Otherwise, return an empty
-        array.
+        """Return the sums that this batch adds to those of the model's head: three zeros if the head of the task is a
+        `VectorHead`, which sums nothing, and otherwise an empty array. A `TaskHead` itself returns all `sum_count` sums.
         """
         return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
@@ -359,11 +359,11 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         """
         data, mask_key = self.data, MaskKey(self.seed, EVALUATION_EPOCH)
         for length_index, packing in enumerate(data.packings):
-            max_packs = self.batch_packs * data.lengths[-1] // data.lengths[length_index]
+            max_packs = self.batch_packs * data.row_lengths[-1] // data.row_lengths[length_index]
             shape = data.batch_shape(length_index, min(max_packs, packing.packs))
             packed = data.pack_epoch(self.seed, EVALUATION_EPOCH, length_index)
             for batch in packed.batches(shape, rank=rank, processes=world_size):
-                targets = cast(Batch, self.task.make_label_features(batch, mask_key))
+                targets = cast(Batch, self.task.make_targets_and_weights(batch, mask_key))
                 scatter = partial(batch.scatter_outputs, per_token=self.task.head.predicts_per_token)
                 yield {**batch.features(), **targets}, scatter
 

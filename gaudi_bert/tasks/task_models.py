@@ -121,8 +121,8 @@ def _check_transformers_installed(subject: str) -> None:
 
 
 @dataclass(frozen=True)
-class StartWeights:
-    """The weights that training or inference starts with. Variables that are not stored have initial values instead.
+class InitialWeights:
+    """The weights that training or inference starts with. Variables that are not stored are newly initialized instead.
 
     Attributes:
         path: The folder or file of the weights.
@@ -131,7 +131,7 @@ class StartWeights:
         sizes: The sizes of the encoder.
         architecture: The class of `transformers` for the task.
         variables: The stored variables.
-        fresh: The names of the variables that are not stored and therefore have initial values.
+        fresh: The names of the variables that are not stored and are therefore newly initialized.
         identity: Identifies the weights.
         kept: Variables that the model does not use, but that `transformers` expects. They are written unchanged.
     """
@@ -147,43 +147,43 @@ class StartWeights:
     kept: WeightArrays = field(default_factory=dict)
 
 
-def start_language_model(
-    path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
-) -> tuple[Task, StartWeights]:
+def prepare_language_modelling(
+    model_path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, row_length: int
+) -> tuple[Task, InitialWeights]:
     """Choose the language modelling task for a model, and return it with the weights that training starts from.
 
     Args:
-        path: A folder of weights. For fresh weights, a config.json, or the name of a model type of `transformers`, or None
-            for a BERT with the sizes in the settings.
+        model_path: A folder of weights. For fresh weights, a config.json, or the name of a model type of `transformers`, or
+            None for a BERT with the sizes in the settings.
         settings: The settings of the pipeline.
         tokenizer: The tokenizer, which determines the vocabulary of fresh weights.
-        length: The row length in tokens for which fresh weights are made.
+        row_length: The row length in tokens for which fresh weights are made.
 
     Raises:
         InputError: The path is neither weights, nor a configuration, nor a known type.
     """
-    if path is not None and path.is_dir():
-        file, kind = path / "config.json", _MASKED
-        if not is_bert(path):
+    if model_path is not None and model_path.is_dir():
+        file, kind = model_path / "config.json", _MASKED
+        if not is_bert(model_path):
             from gaudi_bert.encoders import encoder_weights
 
             kind = encoder_weights.find_language_modelling_task(encoder_weights.read_encoder_config(file))
         elif file.is_file():
-            kind = _choose_language_task(read_bert_config(file))
-        task = _make_language_task(kind, settings, tokenizer)
-        return task, load_start_weights(path, task)
-    if path is None:
-        config = make_bert_config(settings.model, tokenizer.vocabulary_size, length)
-        task = _make_language_task(_choose_language_task(config), settings, tokenizer)
+            kind = _choose_language_modelling_task(read_bert_config(file))
+        task = _make_language_modelling_task(kind, settings, tokenizer)
+        return task, load_initial_weights(model_path, task)
+    if model_path is None:
+        config = make_bert_config(settings.model, tokenizer.vocabulary_size, row_length)
+        task = _make_language_modelling_task(_choose_language_modelling_task(config), settings, tokenizer)
         name = find_preset_name(settings.model) or "sizes of the settings"
-        return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
-    _check_transformers_installed(f"--model {path}")
+        return task, InitialWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
+    _check_transformers_installed(f"--model {model_path}")
     from gaudi_bert.encoders import encoder_weights as encoders
 
-    if path.suffix == ".json":
-        given = encoders.read_encoder_config(path)
+    if model_path.suffix == ".json":
+        given = encoders.read_encoder_config(model_path)
     else:
-        name, known = str(path), encoders.list_model_types()
+        name, known = str(model_path), encoders.list_model_types()
         if name not in known:
             near = difflib.get_close_matches(name, [*MODELS, *known], n=1, cutoff=0.6) if "/" not in name else []
             hint = (
@@ -193,16 +193,16 @@ def start_language_model(
             )
             raise InputError(f"--model {shorten(name)}: {hint}")
         given = EncoderConfig({"model_type": name})
-    task = _make_language_task(encoders.find_language_modelling_task(given), settings, tokenizer)
+    task = _make_language_modelling_task(encoders.find_language_modelling_task(given), settings, tokenizer)
     ids = tokenizer.special_token_ids()
-    complete = encoders.build_config_for_data(given.values, tokenizer.vocabulary_size, ids, length)
+    complete = encoders.build_config_for_data(given.values, tokenizer.vocabulary_size, ids, row_length)
     architecture = encoders.find_model_class(encoders.build_library_config(complete, task.head), task.head).__name__
-    return task, StartWeights(
-        path, _FRESH, complete, encoders.find_model_sizes(complete, task.head), architecture, {}, (), ""
+    return task, InitialWeights(
+        model_path, _FRESH, complete, encoders.find_model_sizes(complete, task.head), architecture, {}, (), ""
     )
 
 
-def _make_language_task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
+def _make_language_modelling_task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
     """Return the masked or causal language modelling task, depending on `kind`. For masked language modelling, the task
     contains the vocabulary from which replacements for masked tokens are drawn.
     """
@@ -210,12 +210,12 @@ def _make_language_task(kind: TaskKind, settings: PipelineSettings, tokenizer: R
     return import_task_class(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
 
 
-def _choose_language_task(config: BertConfig) -> TaskKind:
+def _choose_language_modelling_task(config: BertConfig) -> TaskKind:
     """Return causal language modelling for a BERT with causal attention, otherwise masked language modelling."""
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
-def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: bool = True) -> StartWeights:
+def load_initial_weights(path: Path, task: Task | None, *, allow_missing_head: bool = True) -> InitialWeights:
     """Load the stored weights of an encoder, and the weights of a task's head if they are stored.
 
     Args:
@@ -236,7 +236,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
         other, name, values, fresh = read_encoder_weights(folder, head, head_may_be_missing=allow_missing_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
         identity = " ".join(map(fingerprint_file, sorted(files)))
-        return StartWeights(folder, f"{other.model_type} of transformers", other, sizes, name, values, fresh, identity)
+        return InitialWeights(folder, f"{other.model_type} of transformers", other, sizes, name, values, fresh, identity)
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(
@@ -266,7 +266,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
             if name.startswith("bert/pooler/"):
                 value = weights.variables.get(name, draw_initial_value(name, spec, config.initializer_range, 0))
                 unread[name] = np.asarray(value, np.float32)
-    return StartWeights(
+    return InitialWeights(
         path=weights.path,
         kind=weights.kind,
         config=config,
@@ -360,7 +360,7 @@ _OF_A_FILE = {"labels", "format", "on_bad_row"}
 
 def write_task_folder(
     folder: Path,
-    start: StartWeights,
+    start: InitialWeights,
     task: Task,
     variables: WeightArrays,
     tokenizer: RowTokenizer,

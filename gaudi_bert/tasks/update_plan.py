@@ -42,12 +42,13 @@ _UPDATES_AT_ONCE = 4096
 _MAX_SWEEPS = 16
 
 
-class GroupedRows(NamedTuple):
-    """Rows that consist of several sequences each. Row i consists of the sequences `members[starts[i] : starts[i + 1]]`.
+class SequenceGroups(NamedTuple):
+    """Groups of sequences, such as the sequences of each row or of each weight update. Group i consists of the sequences
+    `members[starts[i] : starts[i + 1]]`.
 
     Attributes:
-        members: int64, the sequences of all rows, row by row.
-        starts: int64 [N + 1], where each row begins in `members`.
+        members: int64, the sequences of all groups, group by group.
+        starts: int64 [groups + 1], where each group begins in `members`, followed by the end of the last group.
     """
 
     members: IntArray
@@ -56,11 +57,11 @@ class GroupedRows(NamedTuple):
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def select_sequences(self, rows: IntArray) -> IntArray:
-        """Return the sequences of the given rows in one array, row by row."""
-        sizes = self.starts[rows + 1] - self.starts[rows]
+    def select_sequences(self, groups: IntArray) -> IntArray:
+        """Return the sequences of the given groups in one array, group by group."""
+        sizes = self.starts[groups + 1] - self.starts[groups]
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        chosen: IntArray = self.members[np.repeat(self.starts[rows], sizes) + within]
+        chosen: IntArray = self.members[np.repeat(self.starts[groups], sizes) + within]
         return chosen
 
 
@@ -97,7 +98,7 @@ class RowStream:
     """
 
     lengths: IntArray
-    rows: GroupedRows
+    rows: SequenceGroups
     batch_rows: int
     epochs: int
     seed: int
@@ -108,7 +109,7 @@ class RowStream:
         return -(-self.epochs * len(self.rows) // self.batch_rows)
 
     @property
-    def examined_updates(self) -> int:
+    def updates_examined_for_shape(self) -> int:
         """The number of updates that are examined before a run, to choose one static shape for the whole run.
 
         These are the updates of one epoch, or of _SAMPLED_ROWS rows if that is more, but not more than there are.
@@ -116,29 +117,28 @@ class RowStream:
         an_epoch = -(-len(self.rows) // self.batch_rows)
         return min(self.update_count, max(an_epoch, _SAMPLED_ROWS // self.batch_rows + 1))
 
-    def select_update_rows(self, first: int, last: int) -> IntArray:
-        """Return the rows of the updates `first` to `last` - 1 in one array, update by update."""
-        each, begin = len(self.rows), first * self.batch_rows
-        end = min(last * self.batch_rows, self.epochs * each)
+    def select_update_rows(self, first_update: int, end_update: int) -> IntArray:
+        """Return the rows of the updates `first_update` to `end_update` - 1 in one array, update by update."""
+        each, begin = len(self.rows), first_update * self.batch_rows
+        end = min(end_update * self.batch_rows, self.epochs * each)
         parts = [
             _order_epoch_rows(self, epoch)[max(begin - epoch * each, 0) : end - epoch * each]
             for epoch in range(begin // each, -(-end // each))
         ]
         return np.concatenate(parts)
 
-    def find_distinct_sequences(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Return the distinct sequences in each of the updates `first` to `last` - 1.
+    def find_distinct_sequences(self, first_update: int, end_update: int) -> SequenceGroups:
+        """Return the distinct sequences of each of the updates `first_update` to `end_update` - 1, as one group per update.
 
-        Returns:
-            The sequences, ascending within each update, and the position at which each update begins, followed by the end.
+        The sequences of an update are in ascending order.
         """
-        rows = self.select_update_rows(first, last)
+        rows = self.select_update_rows(first_update, end_update)
         sizes = self.rows.starts[rows + 1] - self.rows.starts[rows]
         update = np.repeat(np.arange(len(rows)) // self.batch_rows, sizes)
         of_update, sequences = np.divmod(
             np.unique(update * len(self.lengths) + self.rows.select_sequences(rows)), len(self.lengths)
         )
-        return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
+        return SequenceGroups(sequences, np.searchsorted(of_update, np.arange(end_update - first_update + 1)))
 
     def pack_update(self, update: int, shape: BatchShape) -> SampledPacks:
         """Pack the distinct sequences of the update with the index `update`. An update after the last one has no packs."""
@@ -146,44 +146,49 @@ class RowStream:
             return SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sequences, starts = self.find_distinct_sequences(update, update + 1)
         pack_of = np.zeros(len(sequences), np.int64)
-        _pack_updates(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
+        _pack_updates_and_find_depth(
+            self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64)
+        )
         sizes = np.bincount(pack_of)
         return SampledPacks(sequences[np.argsort(pack_of, kind="stable")], np.concatenate([[0], np.cumsum(sizes)]))
 
-    def find_max_packs_and_depth(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
-        """For each pack length, return the largest number of packs in an update and the largest number of sequences in a
-        pack.
-
-        Only the first `updates` updates are examined.
+    def compute_shape_per_pack_length(
+        self, pack_lengths: Sequence[int], max_depth: int, update_count: int
+    ) -> list[BatchShape]:
+        """Pack the first `update_count` updates into packs of each given length. For each length, return the smallest shape
+        of a batch that can hold any single one of these updates.
 
         Args:
-            lengths: The lengths of a pack to try.
-            depth: The largest number of sequences in a pack.
-            updates: The number of updates to examine.
+            pack_lengths: The lengths of a pack to try.
+            max_depth: The largest number of sequences that a pack may contain.
+            update_count: The number of updates to pack.
 
         Returns:
-            For each length, the largest number of packs of an update, and the largest number of sequences in a pack.
+            For each length, the largest number of packs of an update, the length, and the largest number of sequences in a
+            pack.
         """
-        most, deepest = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
-        for sequences, starts in self._iterate_distinct_sequences(updates):
-            needed, pack_of = np.zeros(len(starts) - 1, np.int64), np.zeros(len(sequences), np.int64)
-            for number, length in enumerate(lengths):
-                held = _pack_updates(self.lengths[sequences], starts, length, depth, pack_of, needed)
-                deepest[number] = max(deepest[number], held)
-                most[number] = max(most[number], needed.max())
-        return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
+        shapes = [BatchShape(0, length, 0) for length in pack_lengths]
+        for sequences, starts in self._iterate_distinct_sequences(update_count):
+            packs_of_update, pack_of = np.zeros(len(starts) - 1, np.int64), np.zeros(len(sequences), np.int64)
+            for index, (packs, length, depth) in enumerate(shapes):
+                depth_used = _pack_updates_and_find_depth(
+                    self.lengths[sequences], starts, length, max_depth, pack_of, packs_of_update
+                )
+                shapes[index] = BatchShape(max(packs, int(packs_of_update.max())), length, max(depth, int(depth_used)))
+        return shapes
 
-    def count_distinct_tokens(self, updates: int) -> int:
-        """Return the total number of tokens that the model must process in the first `updates` updates.
-
-        A sequence that rows of an update share counts once per update.
+    def count_tokens_of_distinct_sequences(self, update_count: int) -> int:
+        """Return the number of tokens that the model processes in the first `update_count` updates. A sequence that several
+        rows of an update share is processed only once in this update, and its tokens are counted once.
         """
-        return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._iterate_distinct_sequences(updates))
+        return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._iterate_distinct_sequences(update_count))
 
-    def _iterate_distinct_sequences(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Call `find_distinct_sequences` for a few thousand updates at a time, up to `updates`, and yield each result."""
-        for first in range(0, updates, _UPDATES_AT_ONCE):
-            yield self.find_distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
+    def _iterate_distinct_sequences(self, update_count: int) -> Iterator[SequenceGroups]:
+        """Yield the distinct sequences of the first `update_count` updates, a few thousand updates at a time. Each result
+        has one group per update.
+        """
+        for first in range(0, update_count, _UPDATES_AT_ONCE):
+            yield self.find_distinct_sequences(first, min(first + _UPDATES_AT_ONCE, update_count))
 
     @cached_property
     def row_token_counts(self) -> IntArray:
@@ -198,7 +203,7 @@ def _order_epoch_rows(stream: RowStream, epoch: int) -> IntArray:
     """
     count = len(stream.rows)
     update = np.arange(epoch * count, (epoch + 1) * count) // stream.batch_rows
-    return _balance_updates(stream, permutation(count, stream.seed, "rows", epoch), update - update[0])
+    return _balance_tokens_between_updates(stream, permutation(count, stream.seed, "rows", epoch), update - update[0])
 
 
 # --- the static shape
@@ -226,14 +231,14 @@ def choose_update_shape(
     shortest = -(-int(stream.lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
     lengths = list(range(shortest, max(shortest, min(longest, _USUAL_LONGEST)) + 1, _LENGTH_STEP))
 
-    def shapes(updates: int) -> list[UpdateShape]:
-        """For each pack length, return a shape that the first `updates` updates fit into, sorted by estimated cost."""
+    def find_sufficient_shapes(update_count: int) -> list[UpdateShape]:
+        """For each pack length in `lengths`, find an update shape that is large enough for any of the first `update_count`
+        updates. Return these shapes, the one with the lowest estimated cost first.
+        """
         shapes = []
-        for length, (packs, deepest) in zip(
-            lengths, stream.find_max_packs_and_depth(lengths, depth or lengths[-1], updates), strict=True
-        ):
-            micro_batches = -(-packs // (max_micro_batch_packs * processes))
-            batch = BatchShape(-(-packs // (micro_batches * processes)), length, deepest)
+        for needed in stream.compute_shape_per_pack_length(lengths, depth or lengths[-1], update_count):
+            micro_batches = -(-needed.packs // (max_micro_batch_packs * processes))
+            batch = needed._replace(packs=-(-needed.packs // (micro_batches * processes)))
             shapes.append(UpdateShape(batch, micro_batches, processes))
         return sorted(shapes, key=cost)
 
@@ -242,9 +247,9 @@ def choose_update_shape(
         return shape.pack_count * estimate_row_cost(shape.batch.length, hidden_size)
 
     sampled = _SAMPLED_ROWS // stream.batch_rows + 1
-    if sampled < stream.examined_updates:
-        lengths = [shape.batch.length for shape in shapes(sampled)[:_TRIED_LENGTHS]]
-    tried = shapes(stream.examined_updates)
+    if sampled < stream.updates_examined_for_shape:
+        lengths = [shape.batch.length for shape in find_sufficient_shapes(sampled)[:_TRIED_LENGTHS]]
+    tried = find_sufficient_shapes(stream.updates_examined_for_shape)
     worth = [shape for shape in tried if cost(shape) <= _ACCEPTABLE_COST * cost(tried[0])]
     return min(worth, key=lambda shape: (shape.pack_count * shape.batch.length, shape.batch.length))
 
@@ -252,9 +257,9 @@ def choose_update_shape(
 # --- the order of rows, and packs by best fit
 
 
-def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
+def _balance_tokens_between_updates(stream: RowStream, row_order: IntArray, update_of_row: IntArray) -> IntArray:
     """Swap rows between the updates of an epoch so that all updates need about the same number of tokens, and return the new
-    order.
+    order of the rows.
 
     The update that needs the most tokens swaps rows with the update that needs the fewest, the second with the last but one,
     and so on, until nothing changes. A row is swapped only if it shares no sequence with other rows of the two updates.
@@ -262,35 +267,39 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
 
     Args:
         stream: The rows.
-        order: The rows of the epoch in random order.
-        update: The update of each row in `order`, from 0.
+        row_order: The rows of the epoch in random order.
+        update_of_row: The update of each row in `row_order`, from 0.
     """
     lengths, rows, tokens = stream.lengths, stream.rows, stream.row_token_counts
-    sizes = np.bincount(update)
+    sizes = np.bincount(update_of_row)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.select_sequences(order))
+    sequences = np.unique(
+        np.repeat(update_of_row, np.diff(rows.starts)[row_order]) * len(lengths) + rows.select_sequences(row_order)
+    )
     needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
-    # The first and the last update may contain only some of their rows in this epoch, so token counts cannot be compared
-    # directly. Therefore subtract the expected token count of the same number of random rows. Round the expected count,
-    # because processes on different CPUs must swap the same rows.
+    # Swaps move tokens from updates with too many tokens to updates with too few. The token counts alone do not tell which
+    # updates these are, because the first and the last update of an epoch may have fewer rows than the others: their other
+    # rows belong to the neighbouring epochs. So compute by how many tokens each update exceeds the expected count of as many
+    # random rows. Round the expected count, because its last bits may differ between CPUs, but all processes must swap the
+    # same rows.
     uses = np.bincount(rows.members, minlength=len(lengths))
     known_sizes, of_update = np.unique(sizes, return_inverse=True)
-    expected = np.rint([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])
+    expected = np.rint([lengths @ (1 - (1 - size / len(row_order)) ** uses) for size in known_sizes])
     excess = needed - expected[of_update]
     for _ in range(_MAX_SWEEPS):
-        order = order[np.lexsort((tokens[order], update))]
+        row_order = row_order[np.lexsort((tokens[row_order], update_of_row))]
         updates_by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[updates_by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
         # A row may be swapped only if it shares no sequence with other rows of the two updates. Then the swap does not
         # change how many sequences occur in several rows of an update.
-        texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
-        sequences = np.repeat(pair[update], texts) * len(lengths) + rows.select_sequences(order)
+        texts, free = np.diff(rows.starts)[row_order], np.ones(len(row_order), np.bool_)
+        sequences = np.repeat(pair[update_of_row], texts) * len(lengths) + rows.select_sequences(row_order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
-        free[np.repeat(np.arange(len(order)), texts)[uses[which] > 1]] = False
-        if not _swap_rows_between_updates(order, tokens, free, starts, updates_by_excess, excess):
+        free[np.repeat(np.arange(len(row_order)), texts)[uses[which] > 1]] = False
+        if not _swap_rows_between_updates(row_order, tokens, free, starts, updates_by_excess, excess):
             break
-    return order
+    return row_order
 
 
 @kernel
@@ -341,48 +350,55 @@ def _swap_rows_between_updates(
 
 
 @kernel
-def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
+def _pack_updates_and_find_depth(
+    sequence_lengths: IntArray,
+    update_starts: IntArray,
+    pack_length: int,
+    max_depth: int,
+    pack_of_sequence: IntArray,
+    packs_of_update: IntArray,
+) -> int:
     """Pack the sequences of each weight update by best-fit decreasing, and return the largest number of sequences in a pack.
 
     Args:
-        lengths: The lengths of the sequences, update by update.
-        starts: Where each update begins in `lengths`.
-        length: The length of a pack.
-        depth: The largest number of sequences in a pack.
-        pack_of: Filled with the pack of each sequence, counted within its update.
-        needed: Filled with the number of packs of each update.
+        sequence_lengths: The lengths of the sequences, update by update.
+        update_starts: Where each update begins in `sequence_lengths`.
+        pack_length: The length of a pack.
+        max_depth: The largest number of sequences that a pack may contain.
+        pack_of_sequence: Filled with the pack of each sequence, counted within its update.
+        packs_of_update: Filled with the number of packs of each update.
     """
     deepest = 0
-    for update in range(starts.size - 1):
-        begin, end = starts[update], starts[update + 1]
+    for update in range(update_starts.size - 1):
+        begin, end = update_starts[update], update_starts[update + 1]
         # Packs with the same number of free slots form a linked list, and so do sequences of the same length. These arrays
         # contain the first element of each list, or -1 if the list is empty.
-        sequence_with, pack_with = np.full(length + 1, -1), np.full(length + 1, -1)
+        sequence_with, pack_with = np.full(pack_length + 1, -1), np.full(pack_length + 1, -1)
         next_sequence, next_pack = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         held = np.zeros(end - begin, np.int64)
         for index in range(begin, end):
-            next_sequence[index - begin] = sequence_with[lengths[index]]
-            sequence_with[lengths[index]] = index - begin
+            next_sequence[index - begin] = sequence_with[sequence_lengths[index]]
+            sequence_with[sequence_lengths[index]] = index - begin
         packs = 0
-        for size in range(length, 0, -1):
+        for size in range(pack_length, 0, -1):
             room = size
             index = sequence_with[size]
             while index >= 0:
-                while room <= length and pack_with[room] < 0:
+                while room <= pack_length and pack_with[room] < 0:
                     room += 1
-                if room > length:
-                    pack, room_after = packs, length - size
+                if room > pack_length:
+                    pack, room_after = packs, pack_length - size
                     packs += 1
                 else:
                     pack, room_after = pack_with[room], room - size
                     pack_with[room] = next_pack[pack]
-                pack_of[begin + index] = pack
+                pack_of_sequence[begin + index] = pack
                 held[pack] += 1
                 deepest = max(deepest, held[pack])
-                if held[pack] < depth:
+                if held[pack] < max_depth:
                     next_pack[pack] = pack_with[room_after]
                     pack_with[room_after] = pack
                     room = min(room, max(room_after, size))
                 index = next_sequence[index]
-        needed[update] = packs
+        packs_of_update[update] = packs
     return deepest

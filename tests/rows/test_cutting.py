@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.cutting import MAX_CHARACTERS, TextCutter, _build_cut_pattern
+from gaudi_bert.rows.cutting import MAX_CHARACTERS, LongTextTruncator, _build_token_boundary_pattern
 
 PIECES = [
     *("a", "b", "word", "words", "Straße", "ΣΑΣ", "naïve", "e\u0301", "\u0301", "\u0300x"),
@@ -96,7 +96,7 @@ SPACED = st.lists(st.sampled_from(PIECES), max_size=60).map(" ".join)
 @given(text=st.one_of(TEXT, SPACED), tokens=st.integers(1, 6), from_left=st.booleans())
 def test_the_tokens_that_stay_are_those_of_the_complete_text(name: str, text: str, tokens: int, from_left: bool) -> None:
     tokenizer = TOKENIZERS[name]
-    cut = TextCutter(tokenizer, tokens).cut_text(text, from_left=from_left)
+    cut = LongTextTruncator(tokenizer, tokens).truncate_text(text, from_left=from_left)
     complete, found = ids(tokenizer, text), ids(tokenizer, cut)
     kept = slice(-tokens, None) if from_left else slice(tokens)
     assert found[kept] == complete[kept]
@@ -108,7 +108,7 @@ def test_the_tokens_that_stay_are_those_of_the_complete_text(name: str, text: st
 @given(text=SPACED, place=st.floats(0, 1))
 def test_tokens_at_each_place_are_those_of_both_parts(name: str, text: str, place: float) -> None:
     tokenizer = TOKENIZERS[name]
-    places = _build_cut_pattern(tokenizer)
+    places = _build_token_boundary_pattern(tokenizer)
     assert places is not None
     found = [match.end() for match in places.finditer(text)]
     if found:
@@ -121,7 +121,7 @@ def test_tokens_at_each_place_are_those_of_both_parts(name: str, text: str, plac
 @given(first=SPACED, second=SPACED, tokens=st.integers(2, 7), from_left=st.booleans())
 def test_pairs_are_truncated_as_complete_ones(name: str, first: str, second: str, tokens: int, from_left: bool) -> None:
     tokenizer = Tokenizer.from_str(TOKENIZERS[name].to_str())
-    cut = TextCutter(tokenizer, tokens).cut_pair(first, second, from_left=from_left)
+    cut = LongTextTruncator(tokenizer, tokens).truncate_pair(first, second, from_left=from_left)
     tokenizer.enable_truncation(tokens, direction="left" if from_left else "right")
     complete, found = tokenizer.encode(first, second), tokenizer.encode(*cut)
     assert (found.ids, found.type_ids) == (complete.ids, complete.type_ids)
@@ -132,31 +132,31 @@ def test_pairs_are_truncated_as_complete_ones(name: str, first: str, second: str
 @pytest.mark.parametrize("from_left", [False, True])
 def test_little_of_a_long_text_is_tokenized(name: str, from_left: bool) -> None:
     text = "words and more words " * 50_000
-    cut = TextCutter(TOKENIZERS[name], 30).cut_text(text, from_left=from_left)
+    cut = LongTextTruncator(TOKENIZERS[name], 30).truncate_text(text, from_left=from_left)
     assert len(cut) < 1_000
     assert text.endswith(cut) if from_left else text.startswith(cut)
 
 
 def test_chinese_is_cut_between_characters_that_are_words() -> None:
     text = "中国人" * 50_000
-    assert len(TextCutter(TOKENIZERS["bert"], 30).cut_text(text)) < 1_000
+    assert len(LongTextTruncator(TOKENIZERS["bert"], 30).truncate_text(text)) < 1_000
     with pytest.raises(InputError, match="contain no word boundary"):
-        TextCutter(TOKENIZERS["xlm-roberta"], 30).cut_text(text)
+        LongTextTruncator(TOKENIZERS["xlm-roberta"], 30).truncate_text(text)
 
 
 @pytest.mark.parametrize("name", UNCERTAIN)
 def test_nothing_is_cut_where_it_might_change_tokens(name: str) -> None:
-    cutter = TextCutter(UNCERTAIN[name], 10)
+    cutter = LongTextTruncator(UNCERTAIN[name], 10)
     text = "a b " * (MAX_CHARACTERS // 4)
-    assert cutter.cut_text(text) is text
-    assert cutter.cut_text(text, from_left=True) is text
+    assert cutter.truncate_text(text) is text
+    assert cutter.truncate_text(text, from_left=True) is text
     with pytest.raises(InputError, match=f"{MAX_CHARACTERS:,}"):
-        cutter.cut_text(f"{text} ")
+        cutter.truncate_text(f"{text} ")
 
 
 def test_very_long_words_and_empty_ones_are_rejected() -> None:
-    cutter = TextCutter(TOKENIZERS["bert"], 10)
+    cutter = LongTextTruncator(TOKENIZERS["bert"], 10)
     for text in ("a" * 200_000, " " * 200_000, "\x00 " * 100_000):
         with pytest.raises(InputError, match="200,000 characters"):
-            cutter.cut_text(text)
-        assert cutter.cut_text(text[:100_000]) == text[:100_000]
+            cutter.truncate_text(text)
+        assert cutter.truncate_text(text[:100_000]) == text[:100_000]

@@ -15,7 +15,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.runners.local import RunRequest, _list_missing_inputs, run_stages
 from gaudi_bert.runners.stage_table import list_pipeline_stages
-from gaudi_bert.tasks.task_data import write_built_in_rows
+from gaudi_bert.tasks.task_data import write_built_in_dataset
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.folders import comparable
@@ -113,18 +113,18 @@ def test_a_work_folder_in_a_store_is_refused_in_one_line(folder: Path) -> None:
 
 def test_built_in_rows_are_made_once_and_those_of_another_python_are_refused(tmp_path: Path) -> None:
     files = tmp_path / "rows" / "train.jsonl", tmp_path / "rows" / "evaluation.jsonl"
-    write_built_in_rows(*files, reporter=QUIET)
+    write_built_in_dataset(*files, reporter=QUIET)
     before = [path.read_bytes() for path in files]
     assert all(set(json.loads(line)) == {"text", "label"} for line in before[1].splitlines())
     files[0].write_bytes(b"kept\n")
-    write_built_in_rows(*files, reporter=QUIET)
+    write_built_in_dataset(*files, reporter=QUIET)
     assert files[0].read_bytes() == b"kept\n"
     kept = tmp_path / "rows" / "settings.json"
     content = json.loads(kept.read_text())
     kept.write_text(json.dumps({**content, "inputs": {"python-docstrings": "2.7.18"}}))
     with pytest.raises(InputError, match=r"python-docstrings: .2\.7\.18. in the file"):
-        write_built_in_rows(*files, reporter=QUIET)
-    write_built_in_rows(*files, reporter=QUIET, overwrite=True)
+        write_built_in_dataset(*files, reporter=QUIET)
+    write_built_in_dataset(*files, reporter=QUIET, overwrite=True)
     assert [path.read_bytes() for path in files] == before
 
 

@@ -8,7 +8,7 @@ import pytest
 from gaudi_bert.rows.packs import BatchShape
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.runs.pairs import PairUpdates
-from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, UpdateShape
+from gaudi_bert.tasks.update_plan import RowStream, SequenceGroups, UpdateShape
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -16,7 +16,7 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
     """Of the same shape; every process has as many, and together they hold each text of the update once."""
     random = np.random.default_rng(7)
     lengths, rows = random.integers(3, 23, 26), 13
-    groups = GroupedRows(np.arange(2 * rows), np.arange(0, 2 * rows + 1, 2))
+    groups = SequenceGroups(np.arange(2 * rows), np.arange(0, 2 * rows + 1, 2))
     tokens = int(lengths.sum())
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     sequences = Sequences(np.arange(26), offsets, np.ones(tokens, np.int32), np.zeros(tokens, np.int8))

@@ -16,7 +16,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.runs.finetune import finetune
 from gaudi_bert.runs.labelled_data import FineTuneFiles
 from gaudi_bert.tasks.task import import_task_class
-from gaudi_bert.tasks.task_models import load_start_weights
+from gaudi_bert.tasks.task_models import load_initial_weights
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
 from tests.builders.json_lines import lines_of, write_lines
@@ -52,7 +52,7 @@ def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> No
     assert listener.text.count("0 variables are initialized randomly") == 2
     decoder = finished("causal-language-modelling").out
     assert json.loads((decoder / "config.json").read_text())["is_decoder"]
-    start = load_start_weights(
+    start = load_initial_weights(
         decoder, import_task_class("causal-language-modelling")(TaskSettings(name="causal-language-modelling"))
     )
     assert start.config.attention == "causal"

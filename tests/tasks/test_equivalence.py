@@ -117,7 +117,7 @@ def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, pa
     logits, total, weight = [], torch.zeros(()), 0.0
     shape = BatchShape(len(packs), LENGTH, len(LENGTHS))
     batch = PackedSequences(sequences, packs).build_batch(np.arange(len(packs)), shape)
-    features = task.make_label_features(batch, MaskKey(5, 0))
+    features = task.make_targets_and_weights(batch, MaskKey(5, 0))
     for number in range(len(sequences)):
         span = slice(*sequences.offsets[number : number + 2])
         inputs, targets, count = task_inputs(task, sequences, number, span, batch, features)
@@ -206,7 +206,7 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
         batch = PackedSequences(sequences, packs).build_batch(
             np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth)
         )
-        features = {**batch.features(), **task.make_label_features(batch, MaskKey(5, 0))}
+        features = {**batch.features(), **task.make_targets_and_weights(batch, MaskKey(5, 0))}
         logits, (loss_sum, weight, _) = model.evaluate_batch(features)
         assert abs(loss_sum / weight - theirs.loss) <= 1e-5
         assert (logits is None) == (not task.head.needs_outputs)

@@ -132,7 +132,7 @@ def test_masks_of_rows_are_drawn_anew_each_epoch_and_do_not_know_their_pack() ->
     def masked(orders: list[list[int]], epoch: int) -> dict[tuple[int, int], dict[int, tuple[int, int]]]:
         packs = SampledPacks(np.concatenate(orders), np.cumsum([0, *map(len, orders)]))
         batch = PackedSequences(sequences, packs).build_batch(np.arange(len(packs)), BatchShape(len(packs), 64, 3))
-        features = task.make_label_features(batch, MaskKey(1, epoch))
+        features = task.make_targets_and_weights(batch, MaskKey(1, epoch))
         return masks_of(features, [[(number, 0, texts[number]) for number in order] for order in orders])
 
     first = masked([[0], [1], [2], [3], [4]], 0)

@@ -19,6 +19,6 @@ def test_shares_are_measured_for_each_shape() -> None:
 
 def test_both_models_compute_the_same() -> None:
     batch = precision.make_batch(3, 16)
-    wide, narrow = (precision.build_frozen_model(kind).compute_outputs(batch) for kind in ("float32", "bfloat16"))
+    wide, narrow = (precision.build_benchmark_model(kind).compute_outputs(batch) for kind in ("float32", "bfloat16"))
     assert wide.shape == (3, 1, 384)
     assert 0 < np.abs(wide - narrow).max() < 0.01

@@ -53,8 +53,8 @@ class Rows(RowSource):
     def read_rows(self, say: Any = None) -> Iterator[Row | BadRow]:
         return self.given()
 
-    def check_window(self, window: Sequence[Row | BadRow]) -> None:
-        if BAD in window:
+    def check_rows_tokenizable(self, rows: Sequence[Row | BadRow]) -> None:
+        if BAD in rows:
             raise InputError("row 8: has 92 tokens")
 
 
@@ -209,7 +209,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path, data: str) -> None:
         open_prediction_output(str(tmp_path / "a"), signature, source, reporter, overwrite=False, task=task) as answers,
     ):
         for window in answers.read_remaining_windows():
-            answers.advance_progress(len(window))
+            answers.advance_progress_bar(len(window))
             states += [] if task is None else [(task.done, task.total)]
             answers.write_window(window, Answer()(window), SEQUENCES, PLAN, 0)
         answers.finish()

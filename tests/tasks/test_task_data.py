@@ -39,7 +39,7 @@ def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
 def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) -> RunPlan:
     """Of four updates, or a few more."""
     settings = make_run_settings(FineTuneSettings(batch_sequences=epochs * 53 // 4), batch_packs, 4, 1)
-    return RunPlan(settings, data.packing_factor, size, 23, data.packs, packs_by_row_length=data.row_packs)
+    return RunPlan(settings, data.packing_factor, size, 23, data.packs, packs_by_row_length=data.packs_by_row_length)
 
 
 def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> list[Batch]:

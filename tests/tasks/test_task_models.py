@@ -23,7 +23,7 @@ from gaudi_bert.config.values import EngineName  # noqa: E402
 from gaudi_bert.model.heads import VectorHead  # noqa: E402
 from gaudi_bert.rows.types import Sequences  # noqa: E402
 from gaudi_bert.rows.window_plan import PackRunner, plan_window  # noqa: E402
-from gaudi_bert.tasks.task_models import load_start_weights  # noqa: E402
+from gaudi_bert.tasks.task_models import load_initial_weights  # noqa: E402
 from gaudi_bert.training.weights import read_weights  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import VOCABULARY, write_bert, write_rows  # noqa: E402
@@ -44,7 +44,7 @@ def test_an_encoder_of_an_encoder_and_decoder(tmp_path: Path) -> None:
     config = transformers.T5Config(vocab_size=300, d_model=32, d_kv=16, num_heads=2, num_layers=2, d_ff=48)
     transformers.T5EncoderModel(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"model type .t5.: encoder-decoder models are not supported"):
-        load_start_weights(tmp_path, None)
+        load_initial_weights(tmp_path, None)
 
 
 def hidden_of(model: Any, text: str) -> Any:
@@ -214,4 +214,4 @@ def test_weights_without_an_encoder(folder: Path, tmp_path: Path) -> None:
     kept = {name: value for name, value in tensors.items() if "layer.0.output" not in name}
     save_file(kept, tmp_path / "m" / "model.safetensors")
     with pytest.raises(InputError, match="is missing; pass weights that match"):
-        load_start_weights(tmp_path / "m", None)
+        load_initial_weights(tmp_path / "m", None)

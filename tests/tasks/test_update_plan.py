@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.tasks import update_plan
-from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, choose_update_shape
+from gaudi_bert.tasks.update_plan import RowStream, SequenceGroups, choose_update_shape
 
 
 def stream_of(rows: int, batch_rows: int, epochs: int, seed: int = 5, texts: int | None = None) -> RowStream:
@@ -20,7 +20,7 @@ def stream_of(rows: int, batch_rows: int, epochs: int, seed: int = 5, texts: int
     texts = texts or 2 * rows
     members = random.integers(0, texts, int(sizes.sum()))
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    return RowStream(random.integers(3, 62, texts), GroupedRows(members, starts), batch_rows, epochs, seed)
+    return RowStream(random.integers(3, 62, texts), SequenceGroups(members, starts), batch_rows, epochs, seed)
 
 
 SIZES = st.tuples(st.integers(1, 90), st.integers(1, 41), st.integers(1, 4))
@@ -67,7 +67,7 @@ def test_a_run_of_many_epochs_is_planned_by_what_it_looks_at_first(monkeypatch: 
     shapes = []
     for epochs in (2, 10**6):
         stream = stream_of(40, 8, epochs)
-        assert stream.examined_updates == 9
+        assert stream.updates_examined_for_shape == 9
         shapes.append(choose_update_shape(stream, max_micro_batch_packs=5, processes=2, hidden_size=24, longest=128))
     assert shapes[0] == shapes[1]
 
@@ -78,7 +78,7 @@ def stream_of_questions(rows: int, contexts: int, batch_rows: int, epochs: int) 
     questions = np.clip(random.lognormal(2.6, 0.4, rows), 4, 60).astype(np.int64)
     lengths = np.concatenate([questions, np.clip(random.lognormal(4.9, 0.5, contexts), 8, 256).astype(np.int64)])
     members = np.stack([np.arange(rows), rows + random.integers(0, contexts, rows)], axis=1).ravel()
-    return RowStream(lengths, GroupedRows(members, np.arange(0, 2 * rows + 1, 2)), batch_rows, epochs, 7)
+    return RowStream(lengths, SequenceGroups(members, np.arange(0, 2 * rows + 1, 2)), batch_rows, epochs, 7)
 
 
 @pytest.mark.parametrize(("rows", "contexts", "batch_rows"), [(1190, 240, 32), (1187, 240, 128), (3208, 3208, 32)])
@@ -104,7 +104,7 @@ def test_as_many_equal_texts_meet_as_in_random_updates() -> None:
 
 
 def test_rows_meet_others_in_each_epoch() -> None:
-    stream = RowStream(np.arange(96) // 3 + 5, GroupedRows(np.arange(96), np.arange(97)), 8, 8, 7)
+    stream = RowStream(np.arange(96) // 3 + 5, SequenceGroups(np.arange(96), np.arange(97)), 8, 8, 7)
     updates = stream.select_update_rows(0, stream.update_count).reshape(-1, 8)
     met = {frozenset(pair) for update in updates for pair in itertools.combinations(update.tolist(), 2)}
     # A random order of 8 epochs lets 7/95 of all pairs meet in each.

@@ -17,7 +17,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.task import import_task_class
-from gaudi_bert.tasks.task_models import load_start_weights, read_task_description
+from gaudi_bert.tasks.task_models import load_initial_weights, read_task_description
 from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings
 from gaudi_bert.training.weights import read_weights
 from tests.builders.bert_folder import good_folder
@@ -44,7 +44,7 @@ def read_all(folder: Path) -> None:
     """What `predict`, `embed` and `finetune` read of a folder before they build anything."""
     read_task_description(folder)
     read_sentence_settings(folder)
-    weights = load_start_weights(folder, import_task_class("classification")(TaskSettings(), ("a", "b")))
+    weights = load_initial_weights(folder, import_task_class("classification")(TaskSettings(), ("a", "b")))
     open_tokenizer(folder).check_fits(weights.config.vocab_size, weights.config.type_vocab_size)
 
 
