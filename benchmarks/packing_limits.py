@@ -31,7 +31,7 @@ from gaudi_bert.packing.algorithms import resolve_depth, run_algorithm
 from gaudi_bert.packing.bounds import prove_lower_bound
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH
 from gaudi_bert.packing.optimal import FULL_WORK
-from gaudi_bert.packing.strategies import NNLS_WORK, WorkBudget, count_packs
+from gaudi_bert.packing.strategies import NNLS_WORK, OperationBudget, count_packs
 from tests.builders.histograms import bimodal, lognormal, perfect_triplets, scattered, uniform
 
 MOST_SECONDS, MOST_BYTES = 150, 6 * 2**30
@@ -124,7 +124,7 @@ def run_case(name: str, algorithm: str, depth: str) -> None:
     run_algorithm(np.ones(8, np.int64), algorithm, 3)  # loads what is compiled
     counts = CASES[name].make()
     limit = NNLS_WORK if algorithm == "nnls" else FULL_WORK
-    most, budget = resolve_depth(depth if depth == "max" else int(depth), len(counts)), WorkBudget(limit)
+    most, budget = resolve_depth(depth if depth == "max" else int(depth), len(counts)), OperationBudget(limit)
     started = time.process_time()
     solved = run_algorithm(counts, algorithm, most, budget=budget)
     bound = (solved.certificate or prove_lower_bound(counts, most)).bound

@@ -20,7 +20,7 @@ from scipy.optimize import nnls
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth, run_algorithm
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.nnls import nnlshp_residual_weights
+from gaudi_bert.packing.nnls import compute_single_nnls_residual_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
 from gaudi_bert.reporting.estimate import _read_histogram
 
@@ -55,7 +55,7 @@ def print_speed() -> None:
 def nnls_row(name: str) -> Sequence[Any]:
     """One solve against SciPy's on the written-out matrix."""
     histogram = load(name)
-    weights = nnlshp_residual_weights(histogram.max_sequence_length)
+    weights = compute_single_nnls_residual_weights(histogram.max_sequence_length)
     matrix = depth_3_matrix(histogram.max_sequence_length) * weights[:, None]
     target = histogram.counts * weights
     ours, theirs = [], []

@@ -193,7 +193,7 @@ def compare(name: str, count: int, rounds: int, model: Path) -> None:
     make, given = CASES[name]
     lengths = make(np.random.default_rng(5), count)
     rows = chosen_rows(lengths, None)
-    print(f"{name}: {count} sequences, {lengths.sum():,} tokens; {rows.format_cost()}", flush=True)
+    print(f"{name}: {count} sequences, {lengths.sum():,} tokens; {rows.format_row_cost_comparison()}", flush=True)
     ways = {"padded": InOwnProcess(Padded, model, lengths), "chosen": InOwnProcess(Packed, model, lengths, None)}
     ways |= {f"rows of {length}": InOwnProcess(Packed, model, lengths, (length,)) for length in given}
     taken = [{way: process.timed(1)[0] for way, process in ways.items()} for _ in range(rounds)]

@@ -16,7 +16,7 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray, check_integer
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr, shorten
 from gaudi_bert.packing.bounds import prove_lower_bound
-from gaudi_bert.packing.certificate import certify_token_or_count_bound
+from gaudi_bert.packing.certificate import prove_bound_by_totals
 from gaudi_bert.packing.heuristics import (
     pack_first_fit,
     pack_greedily,
@@ -25,16 +25,16 @@ from gaudi_bert.packing.heuristics import (
     pack_shortest_first,
 )
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
+from gaudi_bert.packing.nnls import pack_by_extended_nnls, pack_by_nnls, pack_by_single_nnls
 from gaudi_bert.packing.optimal import pack_optimally
 from gaudi_bert.packing.strategies import (
     AlgorithmResult,
     Effort,
     Leftovers,
+    OperationBudget,
     Packing,
     Strategy,
     StrategyCounts,
-    WorkBudget,
     count_packs,
     sort_strategies,
 )
@@ -47,7 +47,7 @@ from gaudi_bert.packing.strategies import (
 # implementation. Q is larger if the data need more or if the settings ask for more.
 
 
-class _MaskedSlots(NamedTuple):
+class _MaskedLmSlots(NamedTuple):
     """Numbers of masked-LM slots.
 
     Attributes:
@@ -59,13 +59,13 @@ class _MaskedSlots(NamedTuple):
     per_pack: int | None
 
 
-def _determine_masked_slots(
+def _determine_masked_lm_slots(
     strategy_counts: Mapping[Strategy, int],
     histogram: Histogram,
     max_predictions: int | None,
     depth: int,
     requested_slots: int | None,
-) -> _MaskedSlots:
+) -> _MaskedLmSlots:
     """Return two numbers for masked-language-model training. The first is the largest number of masked positions that any
     pack may contain. The second is the number of slots for them that every pack gets.
 
@@ -87,7 +87,7 @@ def _determine_masked_slots(
         raise InputError(
             f"packing.masked_slots is {requested_slots}, but these packs need {min_slots}; increase or omit the setting"
         )
-    return _MaskedSlots(needed, requested_slots or min_slots)
+    return _MaskedLmSlots(needed, requested_slots or min_slots)
 
 
 # --- the algorithms by name
@@ -102,8 +102,8 @@ MAX_DISTINCT_LENGTHS = 2**20
 ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "nnls": pack_by_nnls,
     "optimal": pack_optimally,
-    "nnlshp": pack_nnlshp,
-    "ennlshp": pack_ennlshp,
+    "nnlshp": pack_by_single_nnls,
+    "ennlshp": pack_by_extended_nnls,
     "spfhp": pack_shortest_first,
     "lpfhp": pack_longest_first,
     "greedy": pack_greedily,
@@ -145,7 +145,7 @@ def run_algorithm(
     *,
     leftovers: Leftovers = "best-fit",
     seed: int = 0,
-    budget: WorkBudget | None = None,
+    budget: OperationBudget | None = None,
     effort: Effort = "bounded",
 ) -> AlgorithmResult:
     """Pack a histogram with the given algorithm, and return its result without checking it.
@@ -191,7 +191,7 @@ def pack_histogram(
     seed: int = 0,
     quick_bound: bool = False,
     effort: Effort = "bounded",
-    budget: WorkBudget | None = None,
+    budget: OperationBudget | None = None,
 ) -> Packing:
     """Pack a histogram, check the packing, and prove a lower bound on the number of packs.
 
@@ -221,9 +221,9 @@ def pack_histogram(
     )
     strategy_counts = sort_strategies(result.strategy_counts)
     masked_depth = max(map(len, strategy_counts), default=1) if depth == "max" else max_depth
-    needed, slots = _determine_masked_slots(strategy_counts, histogram, max_predictions, masked_depth, masked_slots)
+    needed, slots = _determine_masked_lm_slots(strategy_counts, histogram, max_predictions, masked_depth, masked_slots)
     packs = count_packs(strategy_counts)
-    certificate = result.certificate or certify_token_or_count_bound(histogram.counts, max_depth)
+    certificate = result.certificate or prove_bound_by_totals(histogram.counts, max_depth)
     if result.certificate is None and not quick_bound and certificate.bound < packs:
         certificate = prove_lower_bound(histogram.counts, max_depth)
     return Packing(

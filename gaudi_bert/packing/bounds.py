@@ -15,22 +15,22 @@ from gaudi_bert.packing.certificate import (
     LARGEST_WORTH,
     MAX_EXACT_LENGTH,
     Certificate,
-    certify_threshold_bound,
-    certify_token_or_count_bound,
-    compute_pack_price_limit,
-    enumerate_max_pack_price,
+    compute_fractional_knapsack_bound,
+    compute_max_price_by_enumeration,
+    prove_bound_by_length_threshold,
+    prove_bound_by_totals,
     sum_prices,
 )
-from gaudi_bert.packing.linear_program import LinearProgram, Relaxation, needs_coarse_grid
+from gaudi_bert.packing.linear_program import LinearProgram, Relaxation, is_linear_program_too_large
 from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
 from gaudi_bert.packing.max_plus import (
     OPERATIONS_PER_PRODUCT,
     compute_max_pack_price,
     compute_max_plus_closure,
-    plan_max_plus_products,
+    list_factor_rows_for_power,
 )
 from gaudi_bert.packing.pricers import LONGEST_TABLE
-from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
+from gaudi_bert.packing.strategies import BOUND_WORK, OperationBudget
 
 # To prove a lower bound in exact integers, dual prices, which are at most 1, are multiplied by this number and rounded down.
 # If packs hold thousands of sequences, the factor is smaller.
@@ -51,7 +51,7 @@ STEP_WORK = 2**33
 ALWAYS_PROVEN = 2e8
 
 
-def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
+def prove_lower_bound(length_counts: IntArray, depth: int, budget: OperationBudget | None = None) -> Certificate:
     """Prove lower bounds on the number of packs in several ways. Return the largest as a certificate, which proves the bound
     by a price for each sequence length.
 
@@ -60,34 +60,36 @@ def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | 
         depth: the maximum number of sequences per pack.
         budget: the operation budget, or None for `BOUND_WORK`.
     """
-    budget = WorkBudget(BOUND_WORK) if budget is None else budget
-    best = certify_token_or_count_bound(length_counts, depth)
+    budget = OperationBudget(BOUND_WORK) if budget is None else budget
+    best = prove_bound_by_totals(length_counts, depth)
     if depth == 1 or not length_counts.any():
         return best
-    proofs = _prove_by_linear_programs(length_counts, depth, budget)
-    return max(best, *proofs, certify_threshold_bound(length_counts, depth), key=lambda certificate: certificate.bound)
+    proofs = _prove_bounds_by_linear_programs(length_counts, depth, budget)
+    return max(
+        best, *proofs, prove_bound_by_length_threshold(length_counts, depth), key=lambda certificate: certificate.bound
+    )
 
 
-def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkBudget) -> list[Certificate]:
+def _prove_bounds_by_linear_programs(length_counts: IntArray, depth: int, budget: OperationBudget) -> list[Certificate]:
     """Solve the linear program without a limit on the sequences per pack, and again with the limit if it matters. Return
     certificates, which contain the prices that prove lower bounds on the number of packs.
     """
-    if needs_coarse_grid(length_counts, depth):
+    if is_linear_program_too_large(length_counts, depth):
         coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, budget)
-        return [certify_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, budget)]
+        return [prove_bound_by_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, budget)]
     linear_program = LinearProgram.from_heuristic(length_counts, len(length_counts), budget.take_fraction(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
     linear_program.solve(iterations)
-    proofs = [certify_linear_program(linear_program, depth, budget)]
+    proofs = [prove_bound_by_linear_program(linear_program, depth, budget)]
     if depth < linear_program.deepest:
         limited = LinearProgram.from_heuristic(length_counts, depth, budget)
         limited.relaxation = linear_program.relaxation
         limited.solve(iterations)
-        proofs.append(certify_linear_program(limited, depth, budget))
+        proofs.append(prove_bound_by_linear_program(limited, depth, budget))
     return proofs
 
 
-def certify_linear_program(linear_program: LinearProgram, depth: int, budget: WorkBudget) -> Certificate:
+def prove_bound_by_linear_program(linear_program: LinearProgram, depth: int, budget: OperationBudget) -> Certificate:
     """Round the dual prices of a solved linear program to integers, which prove a lower bound on the number of packs. Return
     this proof as a certificate.
 
@@ -98,14 +100,14 @@ def certify_linear_program(linear_program: LinearProgram, depth: int, budget: Wo
     """
     relaxation = linear_program.relaxation
     if relaxation is None:
-        return certify_token_or_count_bound(linear_program.counts, depth)
+        return prove_bound_by_totals(linear_program.counts, depth)
     scale = min(LARGEST_PRICE, 2**61 // min(depth, linear_program.max_length))
     prices = _extend_prices_to_all_lengths(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
-    certificate = certify_prices(linear_program.counts, prices, depth, budget)
+    certificate = prove_bound_by_prices(linear_program.counts, prices, depth, budget)
     if certificate.bound < np.ceil(relaxation.bound - 1e-6):
         common = _find_prices_with_common_denominator(relaxation)
         if common is not None:
-            snapped = certify_prices(
+            snapped = prove_bound_by_prices(
                 linear_program.counts, _extend_prices_to_all_lengths(linear_program, common), depth, budget
             )
             certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
@@ -113,17 +115,17 @@ def certify_linear_program(linear_program: LinearProgram, depth: int, budget: Wo
 
 
 def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
-    """Extend the prices of the lengths that occur in the histogram to all lengths from 1 to L, the tokens of a pack. Return
-    int64 [L].
-
-    A length that does not occur gets the price of the next shorter length that does.
+    """Extend the prices of the lengths that occur in the histogram to all lengths that fit into a pack. A length that does
+    not occur gets the price of the next shorter length that does. Return int64 [L], where L is the pack length in tokens.
     """
     row = np.searchsorted(linear_program.lengths, np.arange(1, linear_program.max_length + 1), side="right") - 1
     result: IntArray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
     return result
 
 
-def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
+def prove_bound_by_prices(
+    length_counts: IntArray, prices: IntArray, depth: int, budget: OperationBudget | None = None
+) -> Certificate:
     """Prove a lower bound on the number of packs, given an integer price for each sequence length, and return the proof as a
     certificate. The bound is the total price of all sequences, divided by the largest total price in one pack.
 
@@ -136,35 +138,36 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget
         depth: the maximum number of sequences per pack.
         budget: the operation budget, or None for no limit.
     """
-    budget = WorkBudget() if budget is None else budget
+    budget = OperationBudget() if budget is None else budget
     length = len(length_counts)
     if length > MAX_EXACT_LENGTH:
-        prices = _reduce_distinct_prices(prices, min(STEP_WORK, max(budget.remaining, ALWAYS_PROVEN)))
+        prices = _round_to_fewer_distinct_prices(prices, min(STEP_WORK, max(budget.remaining, ALWAYS_PROVEN)))
     max_items = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter sequences are worth nothing
-    products = len(plan_max_plus_products(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
+    products = len(list_factor_rows_for_power(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
     operations = OPERATIONS_PER_PRODUCT * products * length * min(length, STEP_WORK / length)
     if operations > max(budget.remaining, ALWAYS_PROVEN):
-        return certify_token_or_count_bound(length_counts, depth)
+        return prove_bound_by_totals(length_counts, depth)
     budget.spend(operations)
     items = min(depth, length) if length <= LONGEST_TABLE else max(min(depth, length), max_items)
     divisor = -(-int(prices.max()) * items // (LARGEST_WORTH - 1))
     if divisor > 1:
         prices = prices // divisor
     if length > LONGEST_TABLE:
-        max_pack_price = _limit_price_of_long_packs(prices, depth, max_items)
+        max_pack_price = _compute_pack_price_upper_bound(prices, depth, max_items)
     else:
         max_pack_price = int(compute_max_pack_price(prices, depth if depth < max_items else length))
     return Certificate(prices, depth, -(-sum_prices(prices, length_counts) // max_pack_price) if max_pack_price else 0)
 
 
-def _reduce_distinct_prices(prices: IntArray, max_operations: float) -> IntArray:
+def _round_to_fewer_distinct_prices(prices: IntArray, max_proof_operations: float) -> IntArray:
     """Round the price of each length down so that fewer distinct prices remain, which makes proving a lower bound faster. If
     there are only a few distinct prices already, return them unchanged.
 
-    The rounded prices rise only at equal steps of length. `max_operations` determines how many steps are allowed.
+    The rounded prices rise only at equal steps of length. There are so few steps that the proof takes at most
+    `max_proof_operations`.
     """
     length = len(prices)
-    steps = max(1, int(max_operations) // length)
+    steps = max(1, int(max_proof_operations) // length)
     if np.count_nonzero(np.diff(prices, prepend=0)) <= steps:
         return prices
     width = -(-length // steps)
@@ -172,20 +175,22 @@ def _reduce_distinct_prices(prices: IntArray, max_operations: float) -> IntArray
     return np.where(first > 0, prices[np.maximum(first, 1) - 1], 0)
 
 
-def _limit_price_of_long_packs(prices: IntArray, depth: int, max_items: int) -> int:
-    """Return the largest total price of the sequences in one pack. If that would take too long to compute, return an upper
-    bound on it.
+def _compute_pack_price_upper_bound(prices: IntArray, depth: int, max_sequences: int) -> int:
+    """Return an upper bound on the total price of the sequences in one very long pack. The bound is exact if that is fast
+    enough to compute.
+
+    `max_sequences` is the largest number of sequences with a positive price that fit into a pack.
     """
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = enumerate_max_pack_price(best[rises], rises, length, depth)
+    listed = compute_max_price_by_enumeration(best[rises], rises, length, depth)
     if listed is not None:
         return listed
-    if length <= MAX_EXACT_LENGTH and depth < max_items:
+    if length <= MAX_EXACT_LENGTH and depth < max_sequences:
         return int(compute_max_pack_price(prices, depth))
     at_any_depth = np.empty_like(best)
     compute_max_plus_closure(best, rises, at_any_depth)
-    return min(int(at_any_depth[-1]), compute_pack_price_limit(best[rises], rises, length, min(depth, length)))
+    return min(int(at_any_depth[-1]), compute_fractional_knapsack_bound(best[rises], rises, length, min(depth, length)))
 
 
 def _find_prices_with_common_denominator(relaxation: Relaxation) -> IntArray | None:

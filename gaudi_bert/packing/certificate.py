@@ -5,8 +5,8 @@ packing needs at least (total worth of all sequences) / M packs. The best prices
 linear program. However, any prices prove a bound, so the solver that computed them need not be trusted. The simplest prices
 are the lengths themselves, or 1 for every sequence.
 
-`check_certificate` is the complete check. It takes the prices, the histogram and the depth, calculates in integers only, and
-shares no code with the solvers. Better certificates than the simple ones are computed in `bounds.py`.
+`verify_certified_lower_bound` is the complete check. It takes the prices, the histogram and the depth, calculates in
+integers only, and shares no code with the solvers. Better certificates than the simple ones are computed in `bounds.py`.
 
 Computing the worth M of the best pack takes L^2 steps. For packs of more than `MAX_EXACT_LENGTH` tokens, M is computed
 exactly only if the prices have few distinct values. Otherwise an upper limit of M is used, which proves a slightly weaker
@@ -50,7 +50,7 @@ class Certificate:
     bound: int  # no packing of the histogram has fewer packs than this
 
 
-def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certificate:
+def prove_bound_by_totals(length_counts: IntArray, depth: int) -> Certificate:
     """Compute two lower bounds on the number of packs, which are (total tokens / pack length) and (sequences / depth).
     Return the larger one as a certificate, with the prices that prove it.
     """
@@ -62,7 +62,7 @@ def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certifi
     return Certificate(lengths, depth, by_tokens)
 
 
-def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
+def prove_bound_by_length_threshold(length_counts: IntArray, depth: int) -> Certificate:
     """Find the length threshold that proves the largest lower bound on the number of packs. Return a certificate, which
     contains the prices that prove the bound. Sequences shorter than the threshold are ignored, and few of the longer ones
     fit into one pack.
@@ -104,9 +104,9 @@ def sum_prices(prices: IntArray, length_counts: IntArray) -> int:
     )
 
 
-def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
-    """Compute, in exact integers, the lower bound on the number of packs that the prices of a certificate prove. Raise
-    FailedError if the certificate claims a higher bound.
+def verify_certified_lower_bound(certificate: Certificate, length_counts: IntArray) -> int:
+    """Verify, in exact integers, that the prices of a certificate prove the lower bound on the number of packs that it
+    claims. Return the bound that they prove.
 
     Args:
         certificate: the prices, the depth and the claimed bound.
@@ -140,14 +140,16 @@ def _compute_max_pack_price(prices: IntArray, depth: int) -> int:
     # best[t] is the highest price of a single sequence of at most t tokens.
     best = np.maximum.accumulate(np.concatenate(([0], prices)))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = enumerate_max_pack_price(best[rises], rises, pack_tokens, depth) if len(rises) else 0
+    listed = compute_max_price_by_enumeration(best[rises], rises, pack_tokens, depth) if len(rises) else 0
     if listed is not None:
         return listed
     if pack_tokens > MAX_EXACT_LENGTH:
-        limit = compute_pack_price_limit(best[rises], rises, pack_tokens, depth)
+        limit = compute_fractional_knapsack_bound(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
-            # The largest total price without a limit on the number of sequences may be a smaller upper bound. Also compute
-            # this price if that is fast enough. best[t] then becomes the largest total price in t tokens.
+            # `limit` is a rough upper bound, because it assumes that room can be filled completely. A pack without a limit
+            # on the number of sequences is worth at least as much as one with this limit, so its largest total price is an
+            # upper bound, too, and possibly a smaller one. Compute it if that is fast enough. The loop changes best[t] from
+            # the highest price of one sequence to the largest total price of any number of sequences in t tokens.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):
@@ -165,9 +167,9 @@ def _compute_max_pack_price(prices: IntArray, depth: int) -> int:
     return int(best[-1])
 
 
-def enumerate_max_pack_price(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
-    """Enumerate all ways to fill a pack with sequences of the given lengths, and return the largest total price of a pack.
-    Return None if there are too many ways.
+def compute_max_price_by_enumeration(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
+    """Return the largest total price of the sequences in one pack, found by enumerating all ways to fill a pack with the
+    given lengths. Return None if there are too many ways.
 
     Longer lengths are placed first. The shortest length takes as much of the remaining room as possible.
 
@@ -188,12 +190,13 @@ def enumerate_max_pack_price(prices: IntArray, lengths: IntArray, pack_tokens: i
     return int(np.max(worth + np.minimum(room // int(lengths[0]), slots) * prices[0]))
 
 
-def compute_pack_price_limit(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
-    """Return an upper bound on the total price of the sequences in one pack, without enumerating the ways to fill it.
+def compute_fractional_knapsack_bound(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
+    """Return an upper bound on the total price of the sequences in one pack, by solving a fractional knapsack problem. It is
+    fast, because the ways to fill a pack are not enumerated.
 
     For each possible longest sequence of the pack, the other sequences (at most `depth` - 1) fill the remaining room at the
-    best price per token of any length up to the longest. The limit is the largest of these prices. Floating-point results
-    are rounded up, so the limit is safe.
+    best price per token of any length up to the longest. Fractions of sequences are allowed. The bound is the largest of
+    these total prices. Floating-point results are rounded up, so that the result is never too small.
 
     Args:
         prices: int64 [n], ascending.

@@ -17,7 +17,7 @@ from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.packing.algorithms import ALGORITHMS, resolve_depth, run_algorithm
 from gaudi_bert.packing.heuristics import count_greedy_packs, count_tokens_of_sorted_batches
 from gaudi_bert.packing.histogram import Histogram, resize_histogram
-from gaudi_bert.packing.strategies import AlgorithmResult, WorkBudget, count_packs
+from gaudi_bert.packing.strategies import AlgorithmResult, OperationBudget, count_packs
 
 # The number of separator tokens that these variants of `greedy` insert between two sequences in a pack.
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
@@ -67,7 +67,7 @@ class LengthEstimate:
 
 
 def estimate_packing(
-    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, budget: WorkBudget | None = None
+    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, budget: OperationBudget | None = None
 ) -> Estimate:
     """Pack the histogram with one algorithm at one depth, and return the quality metrics and the time.
 
@@ -111,7 +111,7 @@ class _SlotUsage(NamedTuple):
     result: AlgorithmResult | None
 
 
-def _pack_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: WorkBudget | None) -> _SlotUsage:
+def _pack_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: OperationBudget | None) -> _SlotUsage:
     """Run an algorithm on a histogram, and return its result together with the total number of token slots in its packs or
     batches, including padding.
     """

@@ -100,8 +100,8 @@ class OpenPacks:
         return self._stacks[room][-1]
 
     def remove_newest(self, room: int, count: int) -> None:
-        """Remove `count` packs from the newest entry of equal packs with `room` free tokens. The entry must contain at least
-        `count` packs.
+        """Remove `count` of the open packs that have `room` free tokens. Remove them from the newest entry, which is what
+        `get_newest_entry` returns. It must contain at least `count` packs.
         """
         stack = self._stacks[room]
         available, pack = stack.pop()
@@ -114,7 +114,9 @@ class OpenPacks:
             del self._rooms[bisect_left(self._rooms, room)]
 
     def close_all_packs(self) -> StrategyCounts:
-        """Close all open packs, and return the number of packs of each strategy, which is the tuple of lengths in a pack."""
+        """Close all open packs, and return how many packs there are of each strategy. A strategy is the tuple of lengths in
+        a pack.
+        """
         for room in list(self._stacks):
             for count, pack in self._stacks.pop(room):  # A pack may list millions of sequences, so free each stack at once.
                 add_packs(self._closed, pack, count)
@@ -194,8 +196,8 @@ def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> 
 
 
 def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Put sequences into existing packs, longest sequences first, each into the fullest pack that can hold it. Return the
-    number of packs of each strategy, which is the tuple of lengths in a pack.
+    """Put sequences into existing packs, longest sequences first, each into the fullest pack that can hold it. Return how
+    many packs there are of each strategy. A strategy is the tuple of lengths in a pack.
 
     A new pack is opened if no existing pack can hold a sequence. The function runs LPFHP on the existing packs, so its cost
     does not depend on the number of sequences.

@@ -69,7 +69,7 @@ class Histogram:
         return int(self.counts @ np.arange(1, self.max_sequence_length + 1))
 
     @property
-    def token_bound(self) -> int:
+    def min_packs_by_tokens(self) -> int:
         """The total number of tokens divided by the pack length, rounded up. No packing can use fewer packs."""
         return -(-self.tokens // self.max_sequence_length)
 

@@ -28,8 +28,8 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import MAX_EXACT_LENGTH
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
-from gaudi_bert.packing.pricers import LONGEST_TABLE, BoundedPricer, EnumeratedPricer, TablePricer, list_strategies
-from gaudi_bert.packing.strategies import Strategy, WorkBudget
+from gaudi_bert.packing.pricers import LONGEST_TABLE, BoundedKnapsackPricer, EnumeratedPricer, TablePricer, list_strategies
+from gaudi_bert.packing.strategies import OperationBudget, Strategy
 
 # The operation budget counts this many operations per simplex iteration, for each row and column of the linear program.
 OPERATIONS_PER_ITERATION = 10
@@ -53,15 +53,17 @@ def _make_silent_solver(highspy: Any) -> Any:
     HiGHS 1.16 prints its version when its constructor calls `enableCallbacks`, before options can be set.
     """
 
-    class Silent(highspy.Highs):  # type: ignore[misc]
+    class SilentHighs(highspy.Highs):  # type: ignore[misc]
         """A HiGHS solver that turns off its output before the constructor can print anything."""
 
         def enableCallbacks(self) -> None:  # noqa: N802
-            """Turn the output off, and call the original method of HiGHS."""
+            """Turn off the solver's output, and then enable its callbacks. The constructor of HiGHS calls this method, and
+            HiGHS 1.16 would print its version here if the output were still on.
+            """
             self.setOptionValue("output_flag", False)
             super().enableCallbacks()
 
-    solver = Silent()
+    solver = SilentHighs()
     solver.setOptionValue("output_flag", False)  # older versions do not call enableCallbacks
     return solver
 
@@ -82,7 +84,7 @@ class _MasterProgram:
         iterations: simplex iterations so far, which are the same on every machine.
     """
 
-    def __init__(self, lengths: IntArray, demand: FloatArray, budget: WorkBudget) -> None:
+    def __init__(self, lengths: IntArray, demand: FloatArray, budget: OperationBudget) -> None:
         self.lengths = lengths
         self.budget = budget
         self.strategies: list[Strategy] = []
@@ -228,12 +230,12 @@ REDUCED_COST = 1e-9
 MOST_CLOSED = 2**29
 
 # Any of the classes that find new columns for the linear program.
-Pricer = TablePricer | BoundedPricer | EnumeratedPricer
+Pricer = TablePricer | BoundedKnapsackPricer | EnumeratedPricer
 
 
-def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
-    """Return whether the linear program would take too long with a row for every distinct length. If so, lengths must first
-    be rounded to a coarse grid of a few hundred values.
+def is_linear_program_too_large(length_counts: IntArray, depth: int) -> bool:
+    """Return whether solving the linear program, which has a row for every distinct length, would take too long. If so, the
+    lengths must first be rounded to a coarse grid of a few hundred values.
     """
     max_length, lengths = len(length_counts), np.flatnonzero(length_counts) + 1
     if max_length <= MAX_EXACT_LENGTH or len(lengths) > MANY_LENGTHS:
@@ -249,7 +251,7 @@ class Relaxation:
     """
 
     objective: float  # packs over the known strategies, with fractions
-    bound: float  # proven lower bound with fractions, in floating point; `certify_linear_program` makes it exact
+    bound: float  # proven lower bound with fractions, in floating point; `prove_bound_by_linear_program` makes it exact
     prices: FloatArray  # float64 [rows], the prices that prove the bound: no pack is worth more than 1
 
     @property
@@ -327,8 +329,8 @@ class LinearProgram:
         budget: the operation budget, or None for no limit.
     """
 
-    def __init__(self, length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> None:
-        self.budget = WorkBudget() if budget is None else budget
+    def __init__(self, length_counts: IntArray, depth: int, budget: OperationBudget | None = None) -> None:
+        self.budget = OperationBudget() if budget is None else budget
         self.counts = length_counts
         self.max_length = len(length_counts)
         self.depth = depth
@@ -343,13 +345,13 @@ class LinearProgram:
             else EnumeratedPricer(self.lengths, self.max_length, copies, self.budget)
         )
         self.relaxation: Relaxation | None = None
-        self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
+        self._index_rounded_down = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
         self.add_strategies((length,) for length in self.lengths.tolist())
 
     @property
-    def proven_prices(self) -> FloatArray:
-        """The dual prices of the lengths that prove the best lower bound so far, float64 [lengths]. At these prices, the
-        sequences in a pack are worth at most 1 in total.
+    def dual_feasible_prices(self) -> FloatArray:
+        """The dual prices of the lengths that prove the best lower bound so far, float64 [lengths]. They are dual feasible,
+        which means that no pack can contain sequences with a total price above 1.
 
         Before the program is solved, the price of a length is length / L.
         """
@@ -365,7 +367,7 @@ class LinearProgram:
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding_tolerance))
 
     @classmethod
-    def from_heuristic(cls, length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> LinearProgram:
+    def from_heuristic(cls, length_counts: IntArray, depth: int, budget: OperationBudget | None = None) -> LinearProgram:
         """Create a linear program that starts with the columns of a heuristic packing. The LPFHP heuristic packs the
         histogram with at most `depth` sequences per pack.
         """
@@ -374,12 +376,12 @@ class LinearProgram:
         return linear_program
 
     @classmethod
-    def with_bounded_copies(cls, unbounded_program: LinearProgram, budget: WorkBudget) -> LinearProgram:
-        """Create a linear program for the same sequences, but with packs that contain each length at most as often as it
-        occurs in the histogram.
+    def with_bounded_knapsack_pricing(cls, unbounded_program: LinearProgram, budget: OperationBudget) -> LinearProgram:
+        """Create a linear program for the same sequences whose packs contain each length at most as often as it occurs in
+        the histogram. New columns for it are therefore found by solving bounded knapsack problems.
         """
         linear_program = cls(unbounded_program.counts, unbounded_program.depth, budget)
-        linear_program.pricer = BoundedPricer(
+        linear_program.pricer = BoundedKnapsackPricer(
             unbounded_program.lengths,
             unbounded_program.max_length,
             unbounded_program.depth,
@@ -403,18 +405,18 @@ class LinearProgram:
             unplaced: int64 [rows], the sequences that have no slot.
         """
         self.master.set_demand(uncovered.astype(np.float64))
-        if isinstance(self.pricer, BoundedPricer):
+        if isinstance(self.pricer, BoundedKnapsackPricer):
             self.pricer.counts = unplaced
 
-    def replace_budget(self, budget: WorkBudget) -> None:
+    def replace_budget(self, budget: OperationBudget) -> None:
         """Use another operation budget from now on."""
         self.budget = self.master.budget = self.pricer.budget = budget
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> None:
-        """Add strategies, each the lengths in one pack, as columns of the linear program. Replace lengths that do not occur
-        in the histogram by the next shorter length that does.
+        """Add strategies as columns of the linear program. A strategy is the tuple of lengths in one pack. Replace a length
+        that does not occur in the histogram with the next shorter length that does.
         """
-        rows_of = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
+        rows_of = (tuple(int(self._index_rounded_down[length]) for length in strategy) for strategy in strategies)
         shrunk = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in rows_of)
         self.master.add_strategies(strategy for strategy in shrunk if strategy)
 

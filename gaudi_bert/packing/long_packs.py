@@ -10,7 +10,7 @@ that is shorter by the excess (multi-way partitioning by differences of Karmarka
 Swaps do not change depths, and with thousands of lengths there is nearly always a suitable pair. If swaps no longer help, an
 empty pack is opened, whose slots take part in swaps like sequences of length 0.
 
-`exchange_pack_halves` at the end of the file improves any packing by cutting packs in two and matching the parts again.
+`cut_and_recombine_packs` at the end of the file improves any packing by cutting packs in two and combining the parts again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gaudi_bert.common.arrays import FloatArray, IntArray, draw_random_uint64
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.heuristics import add_by_best_fit
 from gaudi_bert.packing.strategies import (
+    OperationBudget,
     Strategy,
     StrategyCounts,
-    WorkBudget,
     add_packs,
     count_strategies,
-    fill_planned_slots,
+    fill_planned_packs_with_sequences,
     flatten_packs,
 )
 
@@ -114,7 +114,7 @@ class AssignedPacks(NamedTuple):
 
 
 def assign_sequences_to_slots(
-    coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, budget: WorkBudget
+    coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, budget: OperationBudget
 ) -> AssignedPacks:
     """Fill packs that were planned with rounded lengths, and swap sequences until no pack contains too many tokens. Return
     the packs and the sequences that did not fit.
@@ -134,8 +134,8 @@ def assign_sequences_to_slots(
     for strategy, count in coarse_plan.items():
         slots = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
         add_packs(with_empty, (0,) * slots + strategy, count)
-    slot_bins, first_slot = flatten_packs(with_empty)
-    empty = len(slot_bins) - int(length_counts.sum())
+    bin_of_slot, first_slot = flatten_packs(with_empty)
+    empty = len(bin_of_slot) - int(length_counts.sum())
     lengths = np.concatenate((np.zeros(empty, dtype=np.int64), np.repeat(np.arange(1, max_length + 1), length_counts)))
     assignment = _SlotAssignment(
         lengths=lengths,
@@ -148,41 +148,43 @@ def assign_sequences_to_slots(
         pointer=np.zeros(max_length + 2, dtype=np.int64),
     )
     budget.spend(OPERATIONS_PER_ASSIGNED * len(lengths))
-    _assign_all_slots(
-        assignment, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins
+    _assign_sequences_to_all_slots(
+        assignment, bin_of_slot, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins
     )
-    _swap_until_packs_fit(assignment, spare, budget)
+    _swap_sequences_until_packs_fit(assignment, spare, budget)
     removed = _remove_excess_sequences(assignment)
     packs = count_strategies(assignment.lengths[assignment.sequence], assignment.first_slot)
     return AssignedPacks(packs, np.bincount(removed, minlength=max_length + 1)[1:].astype(np.int64))
 
 
-def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_packs: IntArray, tokens_per_bin: float) -> None:
+def _assign_sequences_to_all_slots(
+    assignment: _SlotAssignment, bin_of_slot: IntArray, pack_of_slot: IntArray, tokens_per_bin: float
+) -> None:
     """Assign a sequence to every slot of the planned packs, starting with the slots that were planned for the longest
     sequences.
 
     If a pack contains several slots of the same bin, these are handled one after another.
     """
-    number = len(slot_bins)
-    position = np.arange(number) - assignment.first_slot[slot_packs]
-    same = np.concatenate(([False], (slot_bins[1:] == slot_bins[:-1]) & (position[1:] > 0)))
+    number = len(bin_of_slot)
+    position = np.arange(number) - assignment.first_slot[pack_of_slot]
+    same = np.concatenate(([False], (bin_of_slot[1:] == bin_of_slot[:-1]) & (position[1:] > 0)))
     copy = np.arange(number) - np.maximum.accumulate(np.where(same, 0, np.arange(number)))
-    slots = np.lexsort((copy, slot_bins))
-    new = np.diff(slot_bins[slots], prepend=-1) != 0
+    slots = np.lexsort((copy, bin_of_slot))
+    new = np.diff(bin_of_slot[slots], prepend=-1) != 0
     group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
     # A bin contains sequences of nearly the same length, which will be assigned to several groups of slots. Distribute the
     # sequences of a bin randomly over its groups, and sort the sequences of each group by length.
     shuffled = np.lexsort((draw_random_uint64(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
-    _assign_slot_groups(assignment, slot_packs, tokens_per_bin * slot_bins, slots, sequences, ends)
+    _assign_sequences_by_slot_group(assignment, pack_of_slot, tokens_per_bin * bin_of_slot, slots, sequences, ends)
 
 
 @kernel
-def _assign_slot_groups(
+def _assign_sequences_by_slot_group(
     assignment: _SlotAssignment,
-    slot_packs: IntArray,
-    planned_lengths: FloatArray,
+    pack_of_slot: IntArray,
+    planned_length_of_slot: FloatArray,
     slots: IntArray,
     sequences: IntArray,
     group_ends: IntArray,
@@ -194,33 +196,33 @@ def _assign_slot_groups(
     `sequences`.
     """
     error = assignment.excess.astype(np.float64)  # the excess of each pack if the remaining sequences are as long as planned
-    for slot in range(slot_packs.size):
-        error[slot_packs[slot]] += planned_lengths[slot]
+    for slot in range(pack_of_slot.size):
+        error[pack_of_slot[slot]] += planned_length_of_slot[slot]
     for group in range(group_ends.size - 1, -1, -1):
         start = group_ends[group - 1] if group > 0 else 0
         members = slots[start : group_ends[group]]
-        order = np.argsort(-error[slot_packs[members]], kind="mergesort")
+        order = np.argsort(-error[pack_of_slot[members]], kind="mergesort")
         for position in range(members.size):
             slot, sequence = members[order[position]], sequences[start + position]
-            pack = slot_packs[slot]
+            pack = pack_of_slot[slot]
             assignment.sequence[slot], assignment.slot[sequence], assignment.pack[sequence] = sequence, slot, pack
             assignment.excess[pack] += assignment.lengths[sequence]
-            error[pack] += assignment.lengths[sequence] - planned_lengths[slot]
+            error[pack] += assignment.lengths[sequence] - planned_length_of_slot[slot]
 
 
-def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget: WorkBudget) -> None:
+def _swap_sequences_until_packs_fit(assignment: _SlotAssignment, spare_pack_count: int, budget: OperationBudget) -> None:
     """Swap sequences between packs until no pack contains too many tokens, or until swaps no longer help.
 
-    The first `spare_packs` packs are empty. They are closed at first, and opened one by one if swaps stall.
+    The first `spare_pack_count` packs are empty. They are closed at first, and opened one by one if swaps stall.
     """
-    room = assignment.excess[:spare_packs].copy()
-    assignment.excess[:spare_packs] = 0
+    room = assignment.excess[:spare_pack_count].copy()
+    assignment.excess[:spare_pack_count] = 0
     opened = stalled = 0
     for _ in range(MOST_ROUNDS):
         over = np.flatnonzero(assignment.excess > 0)
         if len(over) == 0 or budget.is_exhausted:
             break
-        over = over[np.argsort(-_find_shortest_lengths_covering_excess(assignment, over), kind="stable")]
+        over = over[np.argsort(-_find_shortest_length_to_remove(assignment, over), kind="stable")]
         roomy = np.argpartition(assignment.excess, min(ROOMY, len(assignment.excess) - 1))[:ROOMY]
         roomy = roomy[np.argsort(assignment.excess[roomy], kind="stable")]
         tried, fitted = _remove_excess_by_swaps(assignment, over, roomy)
@@ -230,7 +232,7 @@ def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget:
         stalled += 1
         if stalled % STALLED:
             _move_excess_to_other_packs(assignment, over)
-        elif opened < spare_packs:
+        elif opened < spare_pack_count:
             assignment.excess[opened] = room[opened]
             opened += 1
         else:
@@ -238,14 +240,14 @@ def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget:
 
 
 @kernel
-def _find_shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
-    """For each pack with too many tokens, find the shortest of its sequences that is at least as long as the excess. Return
-    the lengths of these sequences, int64 [packs].
+def _find_shortest_length_to_remove(assignment: _SlotAssignment, overfull_packs: IntArray) -> IntArray:
+    """For each pack with too many tokens, find the shortest of its sequences that is at least as long as the excess. The
+    pack would fit without this sequence. Return the lengths of these sequences, int64 [packs].
 
     Packs with a large result are handled first.
     """
-    result = np.full(packs.size, assignment.first_sequence.size)
-    for number, pack in enumerate(packs):
+    result = np.full(overfull_packs.size, assignment.first_sequence.size)
+    for number, pack in enumerate(overfull_packs):
         for slot in range(assignment.first_slot[pack], assignment.first_slot[pack + 1]):
             length = assignment.lengths[assignment.sequence[slot]]
             if assignment.excess[pack] <= length < result[number]:
@@ -282,12 +284,13 @@ def _remove_excess_by_swaps(
 
 @kernel
 def _move_excess_to_other_packs(assignment: _SlotAssignment, overfull_packs: IntArray) -> None:
-    """For each pack with too many tokens, try a swap that moves its whole excess to another pack. A later round of swaps may
-    find room for the tokens there.
+    """For each pack with too many tokens, try to swap sequences with another pack so that this pack fits and the other pack
+    has its excess instead. The other pack contains other lengths, so a later round of swaps may remove the excess from it.
     """
     for pack in overfull_packs:
-        if assignment.excess[pack] > 0:
-            _try_swap(assignment, pack, assignment.excess[pack], assignment.excess[pack])
+        excess = assignment.excess[pack]
+        if excess > 0:
+            _try_swap_and_count_probes(assignment, pack, excess, excess)
 
 
 @kernel
@@ -297,22 +300,23 @@ def _swap_with_shorter_sequence(assignment: _SlotAssignment, pack: int) -> bool:
     """
     probes = 0
     for taken in range(assignment.excess[pack], assignment.excess[pack] + WIDEST):
-        looked_at = _try_swap(assignment, pack, taken, 0)
-        if looked_at < 0:
+        is_swapped, probes_of_length = _try_swap_and_count_probes(assignment, pack, taken, 0)
+        if is_swapped:
             return True
-        probes += looked_at
+        probes += probes_of_length
         if probes > PROBES:
             break
     return False
 
 
 @kernel
-def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, max_excess: int) -> int:
+def _try_swap_and_count_probes(
+    assignment: _SlotAssignment, pack: int, length_difference: int, max_excess_elsewhere: int
+) -> tuple[bool, int]:
     """Try to swap a sequence of the pack for a sequence of another pack that is shorter by exactly `length_difference`
-    tokens.
+    tokens. Return whether a swap was made, and how many sequences of other packs were examined.
 
-    The other pack may exceed its length by at most `max_excess` tokens afterwards. Return -1 after a swap, otherwise the
-    number of sequences examined.
+    The other pack may contain at most `max_excess_elsewhere` tokens too many afterwards.
     """
     probes = 0
     for slot in range(assignment.first_slot[pack], assignment.first_slot[pack + 1]):
@@ -327,13 +331,13 @@ def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, ma
             assignment.pointer[shorter] = (assignment.pointer[shorter] + 1) % equal
             other = first + assignment.pointer[shorter]
             if (
-                assignment.excess[assignment.pack[other]] + length_difference <= max_excess
+                assignment.excess[assignment.pack[other]] + length_difference <= max_excess_elsewhere
                 and assignment.lengths[other] == shorter
                 and assignment.pack[other] != pack
             ):
                 _exchange_sequences(assignment, sequence, other, length_difference)
-                return -1
-    return probes
+                return True, probes
+    return False, probes
 
 
 @kernel
@@ -454,7 +458,7 @@ def pack_by_subsample(
     rest = np.diff(np.minimum(np.cumsum(length_counts[::-1]), longest), prepend=0)[::-1]
     whole = np.cumsum(length_counts - rest) // every
     slots = {strategy: every * count for strategy, count in pack_counts(np.diff(whole, prepend=0)).items()}
-    return add_by_best_fit(fill_planned_slots(slots, length_counts - rest), rest, depth)
+    return add_by_best_fit(fill_planned_packs_with_sequences(slots, length_counts - rest), rest, depth)
 
 
 # --- fewer packs by cutting all packs in two and matching the parts again
@@ -474,11 +478,11 @@ FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
-def exchange_pack_halves(
-    strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, budget: WorkBudget
+def cut_and_recombine_packs(
+    strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, budget: OperationBudget
 ) -> StrategyCounts:
-    """Try to reduce the number of packs. Each round cuts every pack at random into two parts, and then combines each part
-    with the largest other part that fits.
+    """Try to reduce the number of packs in rounds. Each round cuts every pack at random into two parts, and then combines
+    each part with the largest other part that fits.
 
     Args:
         strategy_counts: the packs to improve.
@@ -496,7 +500,7 @@ def exchange_pack_halves(
     while len(starts) - 1 > target_packs and stalled < patience and not budget.is_exhausted:
         before = len(starts)
         words = (draw_random_uint64(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
-        lengths, starts = _exchange_halves_once(lengths, starts, words, max_length, half)
+        lengths, starts = _cut_and_recombine_all_packs(lengths, starts, words, max_length, half)
         budget.spend(OPERATIONS_PER_SEQUENCE * len(lengths) + OPERATIONS_PER_TOKEN * max_length)
         stalled = 0 if len(starts) < before else stalled + 1
         rounds += 1
@@ -530,7 +534,7 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max
 
 
 @kernel
-def _exchange_halves_once(
+def _cut_and_recombine_all_packs(
     lengths: IntArray, pack_starts: IntArray, random_integers: IntArray, max_length: int, max_half_size: int
 ) -> tuple[IntArray, IntArray]:
     """Cut every pack at random into two parts, and combine the parts again into as few packs as possible. Return the new

@@ -9,8 +9,8 @@ Therefore the best strategy of at most `depth` sequences that contains a sequenc
 `price[i] + M_(depth-1)[s - i]`. A power takes O(log depth) products of s^2 / 2 additions each. Without a depth limit one
 pass is enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a] + U[t - a]).
 
-The kernels work on integers and on floating-point numbers. They store only values. If a strategy is traced, the terms of
-each maximum are searched for again, because only few strategies are traced. If prices never fall with length, as in the
+The kernels work on integers and on floating-point numbers. They store only values. To reconstruct a strategy, the terms of
+each maximum are searched for again, because only few strategies are needed. If prices never fall with length, as in the
 linear program, "exactly t" is equivalent to "at most t". This is Gilmore-Gomory pricing for the cutting-stock problem (1961)
 with a limit on the number of pieces. It replaces the enumeration in listing 2 of the paper.
 """
@@ -34,25 +34,26 @@ PackValues = TypeVar("PackValues", IntArray, FloatArray)
 # The operation budget counts this many operations for each pair of elements in the max-plus product of two arrays.
 OPERATIONS_PER_PRODUCT = 0.2
 
-# A plan of max-plus products refers to table rows by number. This number is not a row, but stands for power 0, which
-# contains no sequence.
-NOTHING = -2
-# In a plan of max-plus products, this number is not a table row. It stands for the best packs with any number of sequences.
-CLOSURE = -1
+# `list_factor_rows_for_power` lists pairs of table rows to multiply. Rows have numbers from 0, so these negative numbers
+# mark two cases that need no product. NOTHING marks packs without any sequence, which is power 0 of the prices. CLOSURE
+# marks packs with any number of sequences, which `compute_max_plus_closure` computes.
+NOTHING, CLOSURE = -2, -1
 
 
-def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
-    """List the max-plus products that compute, for each total length, the largest total price of at most `max_items` items.
-    This result is a power of the prices, which is computed by repeated squaring.
+def list_factor_rows_for_power(max_items: int, max_total: int) -> IntArray:
+    """List which rows of a table to multiply so that the last row becomes the power `max_items` of the first row. For each
+    total length, this power contains the largest total price of at most `max_items` items.
+
+    The multiplication is the max-plus product, and the power is computed by repeated squaring.
 
     Args:
         max_items: the exponent, which is the maximum number of items in a strategy.
         max_total: the largest total that matters.
 
     Returns:
-        int64 [products, 2], the rows of a table to multiply. Row 0 of the table is M_1, row p + 1 is the result of product
-            p, and the last row is M_(max_items). Two entries are not products: (NOTHING, NOTHING) is M_0, and (CLOSURE,
-            CLOSURE) is the power without a limit.
+        int64 [products, 2], for each product the numbers of the two rows to multiply. Row 0 of the table is M_1, row p + 1
+            is the result of product p, and the last row is M_(max_items). Two entries are not products: (NOTHING, NOTHING)
+            is M_0, and (CLOSURE, CLOSURE) is the power without a limit.
     """
     if max_items <= 0:
         return np.array([[NOTHING, NOTHING]], dtype=np.int64)
@@ -62,8 +63,8 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     products: list[tuple[int, int]] = []
 
     def plan_power(power: int) -> int:
-        """Return the table row of a max-plus power, which contains the best total prices of at most `power` items. If there
-        is no such row yet, first append the products that compute it.
+        """Return the number of the table row that will contain this power of the prices. If no product in the list computes
+        it yet, append one whose factors are the two halves of the power, which are planned in the same way.
         """
         if power not in row_of_power:
             products.append((plan_power((power + 1) // 2), plan_power(power // 2)))
@@ -142,17 +143,17 @@ def compute_max_plus_closure(values: PackValues, items: IntArray, result: PackVa
             update_elementwise_maximum(result[start:stop], values[item], result[start - item : stop - item])
 
 
-def fill_max_plus_power_table(product_plan: IntArray, table: PackValues, lengths: IntArray) -> PackValues:
+def fill_table_with_max_plus_powers(factor_rows: IntArray, table: PackValues, lengths: IntArray) -> PackValues:
     """Fill a table with max-plus powers of the prices in its first row, and return the last row. Power k contains the
     largest total price of at most k items for each total length.
 
     Args:
-        product_plan: the products to compute, from `plan_max_plus_products`.
+        factor_rows: the rows to multiply, from `list_factor_rows_for_power`.
         table: float64 or int64 [products + 1, s + 1]; table[0, 0] must be 0.
         lengths: int64 [s], the lengths 1 .. s.
     """
-    for product in range(product_plan.shape[0]):
-        left, right = product_plan[product, 0], product_plan[product, 1]
+    for product in range(factor_rows.shape[0]):
+        left, right = factor_rows[product, 0], factor_rows[product, 1]
         result = table[product + 1]
         if left == NOTHING:
             for total in range(result.size):
@@ -162,12 +163,12 @@ def fill_max_plus_power_table(product_plan: IntArray, table: PackValues, lengths
             compute_max_plus_closure(table[0], lengths, result)
         else:
             _multiply_max_plus(table[left], table[right], 1 if left == right else 0, result)
-    last: PackValues = table[product_plan.shape[0]]
+    last: PackValues = table[factor_rows.shape[0]]
     return last
 
 
 # The compiled version of the function above, for use in other kernels.
-compiled_fill_max_plus_power_table = inlined_kernel(fill_max_plus_power_table)
+compiled_fill_table_with_max_plus_powers = inlined_kernel(fill_table_with_max_plus_powers)
 
 
 # Floating-point numbers represent all integers below this number exactly.
@@ -185,70 +186,69 @@ def compute_max_pack_price(prices: PackValues, depth: int) -> int | float:
         prices: [L], the prices of lengths 1 .. L, which must not fall with length.
         depth: the maximum number of sequences per pack.
     """
-    worth = _compute_max_price_by_powers(prices.astype(np.float64), depth)
+    worth = _solve_knapsack_by_convolutions(prices.astype(np.float64), depth)
     if np.issubdtype(prices.dtype, np.floating):
         return worth
-    return int(worth if worth < LARGEST_EXACT else _compute_max_price_by_powers(prices, depth))
+    return int(worth if worth < LARGEST_EXACT else _solve_knapsack_by_convolutions(prices, depth))
 
 
-def _compute_max_price_by_powers(prices: PackValues, depth: int) -> int | float:
-    """Return the largest total price of at most `depth` sequences in one pack, computed with the integer or float type of
-    the prices.
+def _solve_knapsack_by_convolutions(prices: PackValues, depth: int) -> int | float:
+    """Return the largest total price of at most `depth` sequences in one pack, computed by max-plus products (convolutions)
+    in the integer or float type of the prices.
     """
-    product_plan = plan_max_plus_products(depth, len(prices))
-    table = np.zeros((len(product_plan) + 1, len(prices) + 1), dtype=prices.dtype)
+    factor_rows = list_factor_rows_for_power(depth, len(prices))
+    table = np.zeros((len(factor_rows) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
-    result: int | float = fill_max_plus_power_table(product_plan, table, np.arange(1, len(prices) + 1))[-1].item()
+    result: int | float = fill_table_with_max_plus_powers(factor_rows, table, np.arange(1, len(prices) + 1))[-1].item()
     return result
 
 
 @kernel_without_python_wrapper
-def _find_best_split(left: PackValues, right: PackValues, total: int, min_price: float) -> int:
+def _find_split_reaching_price(left_prices: PackValues, right_prices: PackValues, total: int, min_price: float) -> int:
     """Find where to split the length `total` between two parts so that their total price reaches `min_price`. Return the
-    smallest index `part` for which left[part] + right[total - part] is at least `min_price`.
+    smallest index `part` for which left_prices[part] + right_prices[total - part] is at least `min_price`.
     """
     for part in range(total + 1):
-        if left[part] + right[total - part] >= min_price:
+        if left_prices[part] + right_prices[total - part] >= min_price:
             return part
     return total
 
 
 @inlined_kernel
-def trace_best_lengths(
-    product_plan: IntArray, table: PackValues, total: int, lengths: IntArray, size: int, pending: IntArray
+def backtrack_best_lengths(
+    factor_rows: IntArray, table: PackValues, total_length: int, best_lengths: IntArray, count: int, stack: IntArray
 ) -> int:
-    """Find items with the largest total price at total length `total`, and append them to `lengths`. The table contains only
-    the prices, so the terms of each maximum are searched for again.
+    """Backtrack through a table of max-plus powers, to find the items with the largest total price at the given total
+    length. Append their lengths to `best_lengths`, and return how many lengths it now contains.
+
+    The table contains only the prices, so the terms of each maximum are searched for again.
 
     Args:
-        product_plan: the products that filled the table.
+        factor_rows: the rows that were multiplied to fill the table.
         table: the table of max-plus powers.
-        total: the entry to trace.
-        lengths: the output; items are written from index `size` on.
-        size: the number of items already in `lengths`.
-        pending: scratch space, int64 [2 * (s + rows + 2)].
-
-    Returns:
-        The new number of items.
+        total_length: the total length of the items, which is the entry of the last row to backtrack from.
+        best_lengths: the output; lengths are written from index `count` on.
+        count: the number of lengths already in `best_lengths`.
+        stack: scratch space, int64 [2 * (s + rows + 2)].
     """
-    pending[0], pending[1] = table.shape[0] - 1, total
+    stack[0], stack[1] = table.shape[0] - 1, total_length
     waiting = 2
     while waiting > 0:
         waiting -= 2
-        row, rest = pending[waiting], pending[waiting + 1]
+        row, rest = stack[waiting], stack[waiting + 1]
         if rest == 0:
             continue
         left = right = row
-        if row > 0 and product_plan[row - 1, 0] >= 0:
-            left, right = product_plan[row - 1, 0], product_plan[row - 1, 1]
+        if row > 0 and factor_rows[row - 1, 0] >= 0:
+            left, right = factor_rows[row - 1, 0], factor_rows[row - 1, 1]
         worth = table[row, rest]
         if row == 0 or (left == row and table[0, rest] >= worth):
-            lengths[size] = rest
-            size += 1
+            best_lengths[count] = rest
+            count += 1
             continue
         first = 1 if left == row else 0
-        part = first + _find_best_split(table[left, first:], table[right], rest - first, worth)
-        pending[waiting], pending[waiting + 1] = left, part
-        pending[waiting + 2], pending[waiting + 3] = right, rest - part
+        part = first + _find_split_reaching_price(table[left, first:], table[right], rest - first, worth)
+        stack[waiting], stack[waiting + 1] = left, part
+        stack[waiting + 2], stack[waiting + 3] = right, rest - part
         waiting += 4
-    return size
+    return count

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.packing.certificate import certify_token_or_count_bound
+from gaudi_bert.packing.certificate import prove_bound_by_totals
 from gaudi_bert.packing.heuristics import add_by_best_fit, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     BINS,
@@ -27,14 +27,14 @@ from gaudi_bert.packing.long_packs import (
     pack_by_subsample,
     split_counts_into_bins,
 )
-from gaudi_bert.packing.nnls_solver import MAX_NNLS_LENGTH, limit_depth_by_bound, solve_nnls
+from gaudi_bert.packing.nnls_solver import MAX_NNLS_LENGTH, limit_depth_near_mean, solve_nnls
 from gaudi_bert.packing.strategies import (
     NNLS_WORK,
     AlgorithmResult,
     Leftovers,
+    OperationBudget,
     Strategy,
     StrategyCounts,
-    WorkBudget,
     add_packs,
     count_packs,
     count_slots,
@@ -43,15 +43,16 @@ from gaudi_bert.packing.strategies import (
 
 # --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), solved once
 
-# Lengths up to this number count as short. In the least-squares problem, the residuals of short lengths get a smaller
-# weight, because short sequences can be padding.
+# Every column of the least-squares problem fills its pack exactly. A slot for which there is no sequence becomes padding,
+# and such a slot wastes few tokens if it is short. Therefore the residuals of short lengths, up to this number of tokens,
+# get a smaller weight. The paper uses this number, too (F.4.5).
 SHORT_LENGTH = 8
 
-# The weight of the least-squares residual of a short length. Other lengths have weight 1.
+# The weight of the residual of a length up to SHORT_LENGTH in NNLSHP, as in the paper. Longer lengths have weight 1.
 SHORT_WEIGHT = 0.09
 
 
-def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
+def compute_single_nnls_residual_weights(max_sequence_length: int) -> FloatArray:
     """Return the weight of each length in the least-squares problem of the algorithm NNLSHP, float64 [L]. It is 0.09 for
     lengths up to 8, and otherwise 1. The weight multiplies the residual, which is the number of sequences minus the number
     of places for them in the packs.
@@ -63,7 +64,7 @@ def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
     return weights
 
 
-def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
+def pack_by_single_nnls(length_counts: IntArray, depth: int) -> StrategyCounts:
     """Pack a histogram with NNLSHP. One non-negative least-squares problem finds how often to use each combination of
     lengths that fills a pack, and the solution is rounded to integers.
 
@@ -72,14 +73,16 @@ def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
     columns at depth 3 and length 512, and runs out of memory at larger depths. Least squares does not minimize the number of
     packs; here the result is 0.14 % above the optimum.
     """
-    solution = solve_nnls(length_counts, nnlshp_residual_weights(len(length_counts)), depth)
+    solution = solve_nnls(length_counts, compute_single_nnls_residual_weights(len(length_counts)), depth)
     strategy_counts: StrategyCounts = {}
     for strategy, usage in zip(solution.strategies, np.rint(solution.usage).astype(np.int64).tolist(), strict=True):
         add_packs(strategy_counts, strategy, usage)
-    return _pad_uncovered_sequences(strategy_counts, length_counts, depth)
+    return _add_packs_for_uncovered_sequences(strategy_counts, length_counts, depth)
 
 
-def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
+def _add_packs_for_uncovered_sequences(
+    strategy_counts: StrategyCounts, length_counts: IntArray, depth: int
+) -> StrategyCounts:
     """Add a padded pack for each sequence without a place in a planned pack. Remove the places, called slots, that no
     sequence fills.
 
@@ -127,7 +130,7 @@ LINE_SEARCH_HALVINGS = 60
 SMALL_GAIN = 1e-6
 
 
-def _compute_ennls_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
+def _compute_extended_nnls_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
     """Return the weight of each length's residual in the objective of the packing algorithm ENNLSHP (equation 23 of the
     paper), float64 [L]. Lengths with uncovered sequences weigh more than lengths with surplus slots.
 
@@ -140,23 +143,23 @@ def _compute_ennls_weights(residual: FloatArray, shortage_weight: float = SHORTA
     return weights
 
 
-def _compute_ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
+def _compute_extended_nnls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
     """Return the weighted sum of squares that the packing algorithm ENNLSHP minimizes (equation 23 of the paper). The
     residual of a length is its number of sequences minus its number of slots.
     """
-    return float(np.sum((_compute_ennls_weights(residual, shortage_weight) * residual) ** 2))
+    return float(np.sum((_compute_extended_nnls_weights(residual, shortage_weight) * residual) ** 2))
 
 
-class _EnnlsSolution(NamedTuple):
-    """A solution of the least-squares problem of ENNLSHP. It contains the usage x of each strategy, which is a fractional
-    number of packs, and the residual b - A x, float64 [L].
+class _ExtendedNnlsSolution(NamedTuple):
+    """A solution of the extended least-squares problem. It contains the number of packs of each strategy, which may be a
+    fraction, and the residual of each length.
     """
 
     usage: dict[Strategy, float]
-    residual: FloatArray
+    residual: FloatArray  # float64 [L], the number of sequences minus the number of slots, which is b - A x
 
 
-def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
+def _solve_extended_nnls(length_counts: IntArray, depth: int) -> _ExtendedNnlsSolution:
     """Minimize the least-squares objective of the packing algorithm ENNLSHP (equation 23 of the paper). Each variable is the
     number of packs that contain one combination of lengths. A combination fills a pack completely, and contains at most
     `depth` sequences.
@@ -168,29 +171,29 @@ def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
     residual = target = np.asarray(length_counts, dtype=np.float64)
     for shortage_weight in (*EASY_WEIGHTS, SHORTAGE_WEIGHT):
         for _ in range(STEPS_AT_A_WEIGHT):
-            value = _compute_ennls_objective(residual, shortage_weight)
-            solution = solve_nnls(target, _compute_ennls_weights(residual, shortage_weight), depth)
+            value = _compute_extended_nnls_objective(residual, shortage_weight)
+            solution = solve_nnls(target, _compute_extended_nnls_weights(residual, shortage_weight), depth)
             change = solution.residual - residual
             step = _find_step_size(residual, change, shortage_weight)
             usage = {strategy: (1 - step) * count for strategy, count in usage.items() if step < 1.0}
             for strategy, count in zip(solution.strategies, solution.usage.tolist(), strict=True):
                 usage[strategy] = usage.get(strategy, 0.0) + step * count
             residual = residual + step * change
-            reached = _compute_ennls_objective(residual, shortage_weight)
+            reached = _compute_extended_nnls_objective(residual, shortage_weight)
             if min(reached - solution.objective**2, value - reached) <= SMALL_GAIN * reached:
                 break
-    return _EnnlsSolution(usage, residual)
+    return _ExtendedNnlsSolution(usage, residual)
 
 
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
-    """Find the step from 0 to 1 along a Newton direction that minimizes the ENNLSHP objective, by bisection. The full step
-    adds `change` to the residual.
+    """Find, by bisection, the step size from 0 to 1 that minimizes the objective of the extended least-squares problem along
+    a Newton direction. A step of size 1 adds `change` to the residual.
     """
 
     def is_rising(step: float) -> bool:
         """Return whether the objective would increase if the step size became larger than `step`."""
         moved = residual + step * change
-        return bool(np.sum(_compute_ennls_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
+        return bool(np.sum(_compute_extended_nnls_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
 
     if not is_rising(1.0):
         return 1.0
@@ -201,15 +204,15 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
     return low
 
 
-def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
+def pack_by_extended_nnls(length_counts: IntArray, depth: int) -> StrategyCounts:
     """Pack a histogram with ENNLSHP. Solve an extended least-squares problem, round its numbers of packs to integers, and
     add a padded pack for each uncovered sequence.
     """
-    usage = _solve_ennls(length_counts, depth).usage
+    usage = _solve_extended_nnls(length_counts, depth).usage
     strategy_counts: StrategyCounts = {}
     for strategy, count in usage.items():
         add_packs(strategy_counts, strategy, round(count))
-    return _pad_uncovered_sequences(strategy_counts, length_counts, depth)
+    return _add_packs_for_uncovered_sequences(strategy_counts, length_counts, depth)
 
 
 # --- the iterative algorithm with padding feedback, published by Habana Labs ("Data Packing Process for MLPERF BERT")
@@ -232,9 +235,9 @@ FEW_SEQUENCES = 100
 # Packs with more tokens than this count as long. To save time, the iterative algorithm does less work on long packs.
 LONG = 1280
 
-# The iterative algorithm solves a least-squares problem in each round. The rounds after the first pack few sequences, but
-# could take as long as the first. For long packs, they may together take only this fraction of the first round's operations.
-# The published variant has no such limit.
+# The iterative algorithm solves a least-squares problem in each round. The first round packs nearly all sequences. Each
+# later round packs only a few, but could take as long as the first. Therefore, if packs are long, all later rounds together
+# may take at most this fraction of the operations of the first round. The published variant has no such limit.
 LATER_ROUNDS = 0.5
 
 # The maximum number of solver iterations per distinct length when the least-squares problem is solved for long packs. More
@@ -243,7 +246,7 @@ LATER_ROUNDS = 0.5
 ROUNDS_PER_LENGTH = 0.5
 
 
-def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
+def compute_iterative_nnls_residual_weights(max_sequence_length: int) -> FloatArray:
     """Return the weight of each length in iterative least squares, float64 [L]. It is sqrt(8 / (2 L)) for lengths up to 8,
     and otherwise 1. The weight multiplies the residual, which is the number of sequences minus the number of places for them
     in the packs.
@@ -254,7 +257,7 @@ def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
 
 
 def pack_by_nnls(
-    length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", budget: WorkBudget | None = None
+    length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", budget: OperationBudget | None = None
 ) -> AlgorithmResult:
     """Pack a histogram by iterative non-negative least squares with padding feedback, which turns surplus slots into
     padding. If the LPFHP heuristic needs fewer packs, return its packs instead.
@@ -272,7 +275,9 @@ def pack_by_nnls(
         solved: list[AlgorithmResult] = []
 
         def pack_sample(sample_counts: IntArray) -> StrategyCounts:
-            """Pack the subsample, and keep the result, which names the algorithm that was used."""
+            """Return the packs for a subsample of the sequences. Also append the whole result to `solved`, because the name
+            of the algorithm that was used is needed later.
+            """
             solved.append(pack_by_nnls(sample_counts, depth, leftovers, budget))
             return solved[0].strategy_counts
 
@@ -295,7 +300,7 @@ def _pack_iteratively(
     depth: int,
     leftovers: Leftovers = "best-fit",
     packs_to_beat: int | None = None,
-    budget: WorkBudget | None = None,
+    budget: OperationBudget | None = None,
 ) -> StrategyCounts:
     """Pack a histogram by repeatedly solving a non-negative least-squares problem and rounding its solution. The packs
     contain every sequence exactly once.
@@ -308,9 +313,9 @@ def _pack_iteratively(
             already has.
         budget: the operation budget for all rounds, or None for `NNLS_WORK`.
     """
-    budget = WorkBudget(NNLS_WORK) if budget is None else budget
+    budget = OperationBudget(NNLS_WORK) if budget is None else budget
     if len(length_counts) > MAX_NNLS_LENGTH:
-        return _pack_on_coarse_grid(length_counts, depth, leftovers, budget)
+        return _pack_by_rounding_lengths(length_counts, depth, leftovers, budget)
     best: StrategyCounts | None = None
     strategy_counts: StrategyCounts = {}
     for strategy_counts, remaining in _iterate_nnls_rounds(length_counts, depth, budget, leftovers):
@@ -323,7 +328,7 @@ def _pack_iteratively(
             if cannot_win or _is_near_bound(best, length_counts, depth):
                 break
     if leftovers == "complement":
-        return _pad_uncovered_sequences(strategy_counts, length_counts, depth)
+        return _add_packs_for_uncovered_sequences(strategy_counts, length_counts, depth)
     return add_by_best_fit({}, length_counts, depth) if best is None else best
 
 
@@ -333,18 +338,22 @@ def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, dep
     """
     if len(length_counts) <= LONG:
         return False
-    bound = certify_token_or_count_bound(length_counts, depth).bound
+    bound = prove_bound_by_totals(length_counts, depth).bound
     return count_packs(strategy_counts) <= bound + bound // NEAR
 
 
-def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftovers, budget: WorkBudget) -> StrategyCounts:
+def _pack_by_rounding_lengths(
+    length_counts: IntArray, depth: int, leftovers: Leftovers, budget: OperationBudget
+) -> StrategyCounts:
     """Pack sequences into very long packs by iterative least squares. Lengths are first rounded to a coarse grid, because
     the solver cannot treat so many lengths separately.
 
     The sequences are assigned to the slots of the rounded plan. Those that do not fit are added by best fit.
     """
     if length_counts.sum() > MAX_ASSIGNED_SEQUENCES:
-        return pack_by_subsample(length_counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, budget))
+        return pack_by_subsample(
+            length_counts, depth, lambda part: _pack_by_rounding_lengths(part, depth, leftovers, budget)
+        )
     coarse = _pack_iteratively(
         split_counts_into_bins(length_counts, BINS), depth, leftovers, budget=budget.take_fraction(0.5)
     )
@@ -364,14 +373,16 @@ class _Round(NamedTuple):
     uncovered: IntArray
 
 
-def _iterate_nnls_rounds(length_counts: IntArray, depth: int, budget: WorkBudget, leftovers: Leftovers) -> Iterator[_Round]:
+def _iterate_nnls_rounds(
+    length_counts: IntArray, depth: int, budget: OperationBudget, leftovers: Leftovers
+) -> Iterator[_Round]:
     """Pack a histogram in rounds. Each round solves a least-squares problem for the sequences that are in no pack yet, and
     rounds its solution. After each round, yield all packs so far and the remaining sequences.
     """
-    weights = iterative_residual_weights(len(length_counts))
+    weights = compute_iterative_nnls_residual_weights(len(length_counts))
     is_long = len(length_counts) > LONG and leftovers == "best-fit"
     if is_long:
-        depth = limit_depth_by_bound(length_counts, certify_token_or_count_bound(length_counts, depth).bound, depth)
+        depth = limit_depth_near_mean(length_counts, prove_bound_by_totals(length_counts, depth).bound, depth)
     strategy_counts: StrategyCounts = {}
     remaining = length_counts.copy()
     allowed = budget

@@ -23,11 +23,11 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.max_plus import (
     MINUS_INFINITY,
     OPERATIONS_PER_PRODUCT,
-    compiled_fill_max_plus_power_table,
-    plan_max_plus_products,
-    trace_best_lengths,
+    backtrack_best_lengths,
+    compiled_fill_table_with_max_plus_powers,
+    list_factor_rows_for_power,
 )
-from gaudi_bert.packing.strategies import WorkBudget
+from gaudi_bert.packing.strategies import OperationBudget
 
 # The maximum number of tokens in a pack for the least-squares solver. With one row per length, the Cholesky factor would
 # become too large for longer packs.
@@ -78,11 +78,16 @@ class _Scratch(NamedTuple):
     products: FloatArray  # float64 [K], products of an entering or leaving column with the passive ones
     taken: BoolArray  # bool [L + 1], lengths of the columns that entered in this round
     items: IntArray  # int64 [L + 2], an entering column
-    pending: IntArray  # int64, for `trace_best_lengths`
+    stack: IntArray  # int64, for `backtrack_best_lengths`
 
 
 def solve_nnls(
-    target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, budget: WorkBudget | None = None
+    target: AnyArray,
+    weights: FloatArray,
+    depth: int,
+    *,
+    max_rounds: int | None = None,
+    budget: OperationBudget | None = None,
 ) -> _NnlsSolution:
     """Minimize || weights (A x - target) || over x >= 0. Each column of A is a combination of at most `depth` lengths that
     fills a pack exactly. The variable of the column in x is the number of such packs.
@@ -106,18 +111,18 @@ def solve_nnls(
             f"this algorithm supports packs of at most {MAX_NNLS_LENGTH} tokens, but these packs have {max_length}; use "
             "nnls or optimal"
         )
-    budget = WorkBudget() if budget is None else budget
+    budget = OperationBudget() if budget is None else budget
     depth = max(1, min(depth, max_length))
     scale = max(float(np.max(target, initial=0)), 1.0)
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     active_set = _allocate_active_set(max_length, depth)
-    product_plan = plan_max_plus_products(depth - 1, max_length)
+    factor_rows = list_factor_rows_for_power(depth - 1, max_length)
     residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
-    scratch = _allocate_scratch(max_length, len(product_plan))
+    scratch = _allocate_scratch(max_length, len(factor_rows))
     limits = most_rounds, max(budget.remaining, 0.0)
-    size = _run_active_set_method(counts, squared_weights, product_plan, active_set, scratch, residual, *limits)
+    size = _run_active_set_method(counts, squared_weights, factor_rows, active_set, scratch, residual, *limits)
     budget.spend(float(active_set.operations[0]))
     strategies = []
     for lengths, copies, distinct in zip(
@@ -129,16 +134,16 @@ def solve_nnls(
     return _NnlsSolution(strategies, active_set.usage[:size] * scale, residual[1:] * scale, objective)
 
 
-def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) -> int:
-    """Return a smaller limit on the sequences per pack, which makes the least-squares solver faster. It is slightly above
-    the mean number of sequences per pack, but at most `depth`.
+def limit_depth_near_mean(length_counts: IntArray, min_packs: float, max_depth: int) -> int:
+    """Return a limit on the number of sequences per pack that makes the least-squares solver faster. It is slightly above
+    the mean number of sequences per pack, but at most `max_depth`.
 
     Args:
         length_counts: the number of sequences of each length.
         min_packs: a proven lower bound on the number of packs.
-        depth: the maximum number of sequences per pack.
+        max_depth: the maximum number of sequences per pack.
     """
-    return min(depth, int(np.ceil(length_counts.sum() / max(min_packs, 1))) + DEEPER)
+    return min(max_depth, int(np.ceil(length_counts.sum() / max(min_packs, 1))) + DEEPER)
 
 
 def _allocate_active_set(max_length: int, depth: int) -> _ActiveSet:
@@ -167,7 +172,7 @@ def _allocate_scratch(max_length: int, products: int) -> _Scratch:
         products=np.zeros(max_length + 8),
         taken=np.empty(max_length + 1, dtype=np.bool_),
         items=np.empty(max_length + 2, dtype=np.int64),
-        pending=np.empty(2 * (max_length + products + 5), dtype=np.int64),
+        stack=np.empty(2 * (max_length + products + 5), dtype=np.int64),
     )
 
 
@@ -175,7 +180,7 @@ def _allocate_scratch(max_length: int, products: int) -> _Scratch:
 def _run_active_set_method(
     counts: FloatArray,
     squared_weights: FloatArray,
-    product_plan: IntArray,
+    factor_rows: IntArray,
     active_set: _ActiveSet,
     scratch: _Scratch,
     residual: FloatArray,
@@ -203,13 +208,15 @@ def _run_active_set_method(
         if stalled >= STALLED_ROUNDS or rounds >= max_rounds or active_set.operations[0] >= max_operations:
             break
         rounds += 1
-        active_set.operations[0] += OPERATIONS_PER_PRODUCT * product_plan.shape[0] * top * top
+        active_set.operations[0] += OPERATIONS_PER_PRODUCT * factor_rows.shape[0] * top * top
         for length in range(top + 1):
             prices[length] = squared_weights[length] * residual[length]
-        completion = compiled_fill_max_plus_power_table(product_plan, scratch.table, scratch.every_length)
+        completion = compiled_fill_table_with_max_plus_powers(factor_rows, scratch.table, scratch.every_length)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
-        entered = _append_best_columns(threshold, product_plan, counts, squared_weights, active_set, scratch, size)
+        entered = _append_largest_gradient_columns(
+            threshold, factor_rows, counts, squared_weights, active_set, scratch, size
+        )
         if entered == size:
             break
         size = _remove_infeasible_columns(active_set, scratch.products, entered)
@@ -217,24 +224,24 @@ def _run_active_set_method(
 
 
 @kernel_without_python_wrapper
-def _append_best_columns(
+def _append_largest_gradient_columns(
     min_gradient: float,
-    product_plan: IntArray,
+    factor_rows: IntArray,
     counts: FloatArray,
     squared_weights: FloatArray,
     active_set: _ActiveSet,
     scratch: _Scratch,
-    size: int,
+    column_count: int,
 ) -> int:
     """Add the columns with the largest gradients to the passive set of the active-set method, and return the new number of
     columns. No two of the added columns contain the same length.
     """
-    limit = min(size + ADDITIONS, active_set.usage.size - 1)
+    limit = min(column_count + ADDITIONS, active_set.usage.size - 1)
     values, taken = scratch.values, scratch.taken
     for length in range(taken.size):
         taken[length] = False
     values[0] = MINUS_INFINITY
-    while size < limit:
+    while column_count < limit:
         required_length = 0
         for length in range(1, values.size):
             if values[length] > values[required_length]:
@@ -242,30 +249,30 @@ def _append_best_columns(
         if values[required_length] <= min_gradient:
             break
         values[required_length] = MINUS_INFINITY
-        if _write_best_column(required_length, product_plan, active_set, scratch, size) and _append_passive_column(
-            counts, squared_weights, active_set, scratch, size
-        ):
-            size += 1
-    return size
+        if _try_write_largest_gradient_column(
+            required_length, factor_rows, active_set, scratch, column_count
+        ) and _append_passive_column(counts, squared_weights, active_set, scratch, column_count):
+            column_count += 1
+    return column_count
 
 
 @inlined_kernel
-def _write_best_column(
-    required_length: int, product_plan: IntArray, active_set: _ActiveSet, scratch: _Scratch, column: int
+def _try_write_largest_gradient_column(
+    required_length: int, factor_rows: IntArray, active_set: _ActiveSet, scratch: _Scratch, column_index: int
 ) -> bool:
-    """Among the columns that contain `required_length`, find the one with the largest gradient. Each column is a combination
-    of lengths. Write the column to the active set, and mark its lengths as taken.
+    """Among the columns that contain `required_length`, find the one with the largest gradient. If none of its lengths is
+    taken yet, write the column to the active set, and mark its lengths as taken. Return whether it was written.
 
-    Return False, without writing anything, if one of its lengths is already taken.
+    A column is a combination of lengths that fills a pack.
     """
     items, taken = scratch.items, scratch.taken
     items[0] = required_length
-    size = trace_best_lengths(product_plan, scratch.table, taken.size - 1 - required_length, items, 1, scratch.pending)
+    size = backtrack_best_lengths(factor_rows, scratch.table, taken.size - 1 - required_length, items, 1, scratch.stack)
     is_free = True
     for index in range(size):
         is_free &= not taken[items[index]]
     if is_free:
-        lengths, copies = active_set.lengths[column], active_set.copies[column]
+        lengths, copies = active_set.lengths[column_index], active_set.copies[column_index]
         distinct = 0
         for index in range(size):
             item = items[index]
@@ -278,8 +285,8 @@ def _write_best_column(
                 distinct += 1
             copies[entry] += 1.0
             taken[item] = True
-        active_set.distinct[column] = distinct
-        active_set.usage[column] = 0.0
+        active_set.distinct[column_index] = distinct
+        active_set.usage[column_index] = 0.0
     return is_free
 
 
@@ -477,7 +484,7 @@ def _remove_cholesky_column(factor: FloatArray, size: int, removed: int, project
 
 @kernel_without_python_wrapper
 def _shift_left(values: FloatArray) -> None:
-    """Move all elements except the first one position to the left."""
+    """Move every element to the previous position, which overwrites the first element. The last element stays as it is."""
     for column in range(values.size - 1):
         values[column] = values[column + 1]
 

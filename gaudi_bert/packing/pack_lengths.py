@@ -28,7 +28,7 @@ from gaudi_bert.common.progress import Reporter, format_seconds
 from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram, validate_lengths
-from gaudi_bert.packing.strategies import Effort, Packing, WorkBudget
+from gaudi_bert.packing.strategies import Effort, OperationBudget, Packing
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 # The seed that is used by default.
@@ -81,7 +81,7 @@ class Packs:
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
     def _select_slice(self, selection: slice) -> Packs:
-        """Return the packs of a slice."""
+        """Return a collection of the packs that a slice such as [2:5] selects."""
         starts, sizes = self.offsets[:-1][selection], np.diff(self.offsets)[selection]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
@@ -198,7 +198,7 @@ def pack_lengths(
     """
     seed = check_integer("seed", seed, 0)
     checked = validate_lengths(lengths, max_sequence_length)
-    packing = _pack_and_prove(count_lengths(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
+    packing = _pack_and_prove_lower_bound(count_lengths(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
     indices, offsets = sample_packs(checked, list(packing.strategy_counts.items()), seed, 0, np.int64)
     return PackedLengths(
         **_extract_packing_metrics(packing),
@@ -257,7 +257,7 @@ def pack_histogram(
         raise ArgumentError(str(error)) from None
     if histogram.sequences == 0:
         raise ArgumentError("`counts` contains no sequences; pass the number of sequences of length 1, 2, and so on")
-    packing = _pack_and_prove(histogram, depth, algorithm, seed, effort)
+    packing = _pack_and_prove_lower_bound(histogram, depth, algorithm, seed, effort)
     return PackedHistogram(
         **_extract_packing_metrics(packing),
         strategies=tuple(packing.strategy_counts),
@@ -267,7 +267,7 @@ def pack_histogram(
     )
 
 
-def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
+def _pack_and_prove_lower_bound(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
     """Pack a histogram, check the packing, and prove a lower bound. Raise ArgumentError if an argument is invalid."""
     if effort not in get_args(Effort):
         raise ArgumentError(f"effort must be {' or '.join(get_args(Effort))}, but is {short_repr(effort)}")
@@ -283,13 +283,13 @@ SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 
 @contextmanager
-def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
+def _report_progress_if_long(description: str) -> Iterator[OperationBudget]:
     """Write progress lines to standard error if the `with` block takes longer than two seconds.
 
     Yields:
-        A `WorkBudget` without limit. The progress lines show its spent operations.
+        A `OperationBudget` without limit. The progress lines show its spent operations.
     """
-    budget, started, ended = WorkBudget(), time.monotonic(), threading.Event()
+    budget, started, ended = OperationBudget(), time.monotonic(), threading.Event()
 
     def write_progress_lines() -> None:
         """Write a progress line after two seconds and then every ten seconds, until the `with` block ends."""

@@ -1,8 +1,8 @@
 """Pricers: given a price for each length, they find the strategies with the largest total price.
 
 Column generation (`linear_program`) adds these strategies to its program. `TablePricer` computes a table with the kernels of
-`max_plus`, and allows any number of copies of a length. `BoundedPricer` allows no more copies than there are sequences.
-`EnumeratedPricer` searches a list of all strategies.
+`max_plus`, and allows any number of copies of a length. `BoundedKnapsackPricer` allows no more copies than there are
+sequences. `EnumeratedPricer` searches a list of all strategies.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel_without_refcounts
 from gaudi_bert.packing.max_plus import (
     OPERATIONS_PER_PRODUCT,
+    backtrack_best_lengths,
     compute_max_plus_closure,
-    fill_max_plus_power_table,
-    plan_max_plus_products,
-    trace_best_lengths,
+    fill_table_with_max_plus_powers,
+    list_factor_rows_for_power,
     update_elementwise_maximum,
 )
-from gaudi_bert.packing.strategies import Strategy, WorkBudget
+from gaudi_bert.packing.strategies import OperationBudget, Strategy
 
 # The maximum number of operations for reconstructing packs from the table, in one search for new columns.
 TRACING_WORK = 4e9
@@ -38,40 +38,42 @@ class TablePricer:
         budget: the operation budget.
     """
 
-    def __init__(self, lengths: IntArray, max_length: int, depth: int, budget: WorkBudget) -> None:
+    def __init__(self, lengths: IntArray, max_length: int, depth: int, budget: OperationBudget) -> None:
         self.budget = budget
         self.lengths = lengths
         self.max_length = max_length
         self.depth = depth
         deepest = max_length // int(lengths[0])
         self._closes = depth >= deepest  # without a depth limit, only lengths that occur have to be tried
-        # Reconstructing a pack scans a table row for each sequence in the pack. Without a depth limit, the smallest part of
-        # a split is found first, so the work is at most that of two scans.
-        self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
-        self.product_plan = plan_max_plus_products(max_length if self._closes else depth - 1, max_length)
-        self._table = np.zeros((len(self.product_plan) + 1, max_length + 1))
+        # `backtrack_best_lengths` reconstructs a pack by splitting its tokens in two again and again. With a depth limit,
+        # each split scans up to a full table row, and there are at most as many splits as sequences. Without a depth limit
+        # (`_closes`), each split finds the shortest remaining sequence, and scans only as many entries as this sequence has
+        # tokens. All these scans together take at most one entry per token of the pack. The factor 2 is a margin.
+        self._operations_per_pack = (2 if self._closes else min(depth, deepest)) * max_length
+        self.factor_rows = list_factor_rows_for_power(max_length if self._closes else depth - 1, max_length)
+        self._table = np.zeros((len(self.factor_rows) + 1, max_length + 1))
         self._worth = np.zeros(len(lengths))
-        self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
-        self._traced = _TracedPacks(
+        self._index_rounded_down = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
+        self._output = _BacktrackedPacks(
             items=np.empty(4 * max_length + 16, dtype=np.int64),
             ends=np.empty(len(lengths), dtype=np.int64),
             pack_prices=np.empty(len(lengths)),
             pack=np.empty(max_length + 2, dtype=np.int64),
-            pending=np.empty(2 * (max_length + len(self.product_plan) + 5), dtype=np.int64),
+            stack=np.empty(2 * (max_length + len(self.factor_rows) + 5), dtype=np.int64),
         )
 
     def compute_best_pack_prices(self, prices: FloatArray) -> FloatArray:
         """For each length, return the largest total price of a pack that contains it, float64 [lengths]. Prices must not
         decrease with length.
         """
-        tried = len(self.lengths) if self._closes else len(self.product_plan) * self.max_length
+        tried = len(self.lengths) if self._closes else len(self.factor_rows) * self.max_length
         self.budget.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
-        self._table[0] = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
+        self._table[0] = np.where(self._index_rounded_down >= 0, prices[self._index_rounded_down], 0.0)
         if self._closes:
             completion = self._table[1]
             compute_max_plus_closure(self._table[0], self.lengths, completion)
         else:
-            completion = fill_max_plus_power_table(self.product_plan, self._table, self.lengths)
+            completion = fill_table_with_max_plus_powers(self.factor_rows, self._table, self.lengths)
         self._worth = prices + completion[self.max_length - self.lengths]
         return self._worth
 
@@ -87,72 +89,81 @@ class TablePricer:
             prices: float64 [rows], prices that decide which of the strategies are returned.
             min_price: only strategies that are worth more than this at `prices` are returned.
         """
-        affordable = max(1, int(min(max(self.budget.remaining, 0.0) / 4, TRACING_WORK) // self._operations_per_trace))
+        affordable = max(1, int(min(max(self.budget.remaining, 0.0) / 4, TRACING_WORK) // self._operations_per_pack))
         if len(rows) > affordable:
             rows = np.sort(rows[np.argsort(-self._worth[rows], kind="stable")[:affordable]])
-        self.budget.spend(len(rows) * self._operations_per_trace)
+        self.budget.spend(len(rows) * self._operations_per_pack)
         strategies: list[Strategy] = []
         while len(rows):
-            done = _trace_best_packs(
-                self.product_plan, self._table, self.lengths, self._row_below, rows, prices, self._traced
+            done = _backtrack_best_packs(
+                self.factor_rows, self._table, self.lengths, self._index_rounded_down, rows, prices, self._output
             )
             start = 0
-            for end, worth in zip(self._traced.ends[:done].tolist(), self._traced.pack_prices[:done].tolist(), strict=True):
+            for end, worth in zip(self._output.ends[:done].tolist(), self._output.pack_prices[:done].tolist(), strict=True):
                 if worth > min_price:
-                    strategies.append(tuple(sorted(self._traced.items[start:end].tolist())))
+                    strategies.append(tuple(sorted(self._output.items[start:end].tolist())))
                 start = end
             rows = rows[done:]
         return strategies
 
 
-class _TracedPacks(NamedTuple):
-    """Output and scratch arrays of `_trace_best_packs`, which reconstructs the best packs from a table of prices. L is the
-    number of tokens of a pack.
+class _BacktrackedPacks(NamedTuple):
+    """Output and scratch arrays of `_backtrack_best_packs`, which reconstructs the best packs from a table of prices. L is
+    the number of tokens of a pack.
     """
 
     items: IntArray  # int64 [4 L + 16], the lengths of all packs one after the other
     ends: IntArray  # int64 [rows], where each pack ends in `items`
     pack_prices: FloatArray  # float64 [rows], the worth of each pack
-    pack: IntArray  # int64 [L + 2], the pack that is being traced
-    pending: IntArray  # int64, for `trace_best_lengths`
+    pack: IntArray  # int64 [L + 2], the pack that is being reconstructed
+    stack: IntArray  # int64, for `backtrack_best_lengths`
 
 
 @kernel_without_refcounts
-def _trace_best_packs(
-    product_plan: IntArray,
+def _backtrack_best_packs(
+    factor_rows: IntArray,
     table: FloatArray,
     lengths: IntArray,
-    row_below: IntArray,
-    rows: IntArray,
+    index_rounded_down: IntArray,
+    required_lengths: IntArray,
     prices: FloatArray,
-    traced: _TracedPacks,
+    output: _BacktrackedPacks,
 ) -> int:
-    """For each given row, which stands for a sequence length, find the pack with the largest total price that contains this
-    length. Reconstruct these packs from a table of largest total prices, write them to `traced`, and return how many were
+    """Backtrack through a knapsack table that contains the largest total price of a pack. For each required length, find a
+    pack that contains this length and has the largest total price. Write these packs to `output`, and return how many were
     written.
 
-    The function stops if the array `items` is full, but writes at least one pack.
+    The function stops if the array `items` is full, but writes at least one pack. Lengths that do not occur in the histogram
+    are replaced by the next shorter length that does.
 
-    Lengths that do not occur are replaced by the next shorter one that does.
+    Args:
+        factor_rows: the rows that were multiplied to fill the table.
+        table: the table of max-plus powers of the prices with which packs are chosen.
+        lengths: int64 [rows], the lengths that occur, ascending.
+        index_rounded_down: int64 [L + 1], for each length the index of the longest occurring length that is not longer, or
+            -1 if there is none.
+        required_lengths: int64, the indices in `lengths` of the required lengths.
+        prices: float64 [rows], the prices from which `pack_prices` are computed.
+        output: the arrays to write to.
     """
     top = table.shape[1] - 1
-    items, pack = traced.items, traced.pack
+    items, pack = output.items, output.pack
     end = 0
-    for number in range(rows.size):
-        length = lengths[rows[number]]
+    for number in range(required_lengths.size):
+        length = lengths[required_lengths[number]]
         pack[0] = length
-        size = trace_best_lengths(product_plan, table, top - length, pack, 1, traced.pending)
+        size = backtrack_best_lengths(factor_rows, table, top - length, pack, 1, output.stack)
         if end + size > items.size:
             return number
         worth = 0.0
         for index in range(size):
-            below = row_below[pack[index]]
+            below = index_rounded_down[pack[index]]
             if below >= 0:
                 items[end] = lengths[below]
                 worth += prices[below]
                 end += 1
-        traced.ends[number], traced.pack_prices[number] = end, worth
-    return rows.size
+        output.ends[number], output.pack_prices[number] = end, worth
+    return required_lengths.size
 
 
 # --- at most as many copies of a length as there are sequences
@@ -160,11 +171,11 @@ def _trace_best_packs(
 # With many sequences this limit makes no difference. With a few hundred sequences of mostly different lengths, it brings the
 # fractions of the program much closer to integers, at the cost of a table with a row for each length.
 
-# The maximum number of entries in the dynamic-programming table of a `BoundedPricer`.
+# The maximum number of entries in the dynamic-programming table of a `BoundedKnapsackPricer`.
 MOST_ENTRIES = 2**24
 
 
-class BoundedPricer:
+class BoundedKnapsackPricer:
     """Finds the combinations of lengths with the largest total price, which become new columns in column generation. A
     combination contains each length at most as often as it occurs in the histogram.
 
@@ -180,13 +191,13 @@ class BoundedPricer:
         budget: the operation budget.
     """
 
-    def __init__(self, lengths: IntArray, max_length: int, depth: int, counts: IntArray, budget: WorkBudget) -> None:
+    def __init__(self, lengths: IntArray, max_length: int, depth: int, counts: IntArray, budget: OperationBudget) -> None:
         self.budget = budget
         self.lengths = lengths
         self.max_length = max_length
         self.counts = counts.copy()
         self._has_depth_limit = depth < compute_max_sequences_per_pack(lengths, counts, max_length)
-        self._table = np.zeros(_compute_bounded_table_shape(lengths, max_length, depth, counts))
+        self._table = np.zeros(_compute_bounded_knapsack_shape(lengths, max_length, depth, counts))
         self._prices = np.zeros(len(lengths))
 
     def compute_best_pack_prices(self, prices: FloatArray) -> FloatArray:
@@ -196,7 +207,7 @@ class BoundedPricer:
         """
         self.budget.spend(self._table.size)
         self._prices, worth = prices.copy(), np.zeros(len(prices))
-        _fill_bounded_price_table(self.lengths, self.counts, prices, self._has_depth_limit, self._table, worth)
+        _fill_bounded_knapsack_table(self.lengths, self.counts, prices, self._has_depth_limit, self._table, worth)
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_price: float) -> list[Strategy]:
@@ -212,7 +223,7 @@ class BoundedPricer:
         self.budget.spend(len(rows) * len(self.lengths))
         pack, result = np.empty(self.max_length, dtype=np.int64), []
         for row in rows[self.counts[rows] > 0].tolist():
-            size = _trace_bounded_pack(
+            size = _backtrack_bounded_knapsack(
                 self.lengths, self.counts, self._prices, self._has_depth_limit, self._table, row, pack
             )
             if float(prices[pack[:size]].sum()) > min_price:
@@ -237,21 +248,26 @@ def compute_max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_leng
     return deepest
 
 
-def can_use_bounded_pricer(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
-    """Return whether the dynamic-programming table of a `BoundedPricer` would have at most `MOST_ENTRIES` entries."""
-    return bool(np.prod(_compute_bounded_table_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
+def can_price_by_bounded_knapsack(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
+    """Return whether the dynamic-programming table of a `BoundedKnapsackPricer` would have at most `MOST_ENTRIES` entries.
+    """
+    return bool(
+        np.prod(_compute_bounded_knapsack_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES
+    )
 
 
-def _compute_bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
-    """Return the shape (lengths + 1, slots + 1, tokens + 1) of the dynamic-programming table in a `BoundedPricer`. `slots`
-    is the depth, or 0 if no pack can contain more sequences than the depth.
+def _compute_bounded_knapsack_shape(
+    lengths: IntArray, max_length: int, depth: int, counts: IntArray
+) -> tuple[int, int, int]:
+    """Return the shape (lengths + 1, slots + 1, tokens + 1) of the dynamic-programming table in a `BoundedKnapsackPricer`.
+    `slots` is the depth, or 0 if no pack can contain more sequences than the depth.
     """
     slots = depth if depth < compute_max_sequences_per_pack(lengths, counts, max_length) else 0
     return len(lengths) + 1, slots + 1, max_length + 1
 
 
 @kernel_without_refcounts
-def _fill_bounded_price_table(
+def _fill_bounded_knapsack_table(
     lengths: IntArray,
     counts: IntArray,
     prices: FloatArray,
@@ -259,8 +275,8 @@ def _fill_bounded_price_table(
     table: FloatArray,
     best_prices: FloatArray,
 ) -> None:
-    """Fill the table of a `BoundedPricer` by dynamic programming, one length after another. For each length, write to
-    `best_prices` the largest total price of a pack with this length as its longest.
+    """Fill the table of a `BoundedKnapsackPricer` by dynamic programming, one length after another. For each length, write
+    to `best_prices` the largest total price of a pack with this length as its longest.
 
     Entry [row, slots, room] becomes the largest total price of at most `slots` sequences of the first `row` lengths in
     `room` tokens. Row 0, which stands for no lengths, is not changed.
@@ -280,25 +296,26 @@ def _fill_bounded_price_table(
 
 
 @kernel_without_refcounts
-def _trace_bounded_pack(
+def _backtrack_bounded_knapsack(
     lengths: IntArray,
     counts: IntArray,
     prices: FloatArray,
     has_depth_limit: bool,
     table: FloatArray,
-    longest_row: int,
-    pack: IntArray,
+    longest_index: int,
+    pack_indices: IntArray,
 ) -> int:
-    """Reconstruct, from the table of a `BoundedPricer`, the best pack with length number `longest_row` as its longest. Write
-    the indices of its lengths to `pack`, and return how many sequences it contains.
+    """Backtrack through the table of a `BoundedKnapsackPricer`, to find the pack with the largest total price among those
+    whose longest sequence has the length `lengths[longest_index]`. Write the indices of its lengths to `pack_indices`, and
+    return how many sequences it contains.
     """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
-    for row in range(longest_row, -1, -1):
+    for row in range(longest_index, -1, -1):
         most = min(counts[row], room // lengths[row])
         if has_depth_limit:
             most = min(most, slot)
         best, taken = table[row, slot, room], 0
-        if row == longest_row:
+        if row == longest_index:
             best = -1.0
         for copies in range(1, most + 1):
             value = (
@@ -307,7 +324,7 @@ def _trace_bounded_pack(
             if value > best:
                 best, taken = value, copies
         for _ in range(taken):
-            pack[size] = row
+            pack_indices[size] = row
             size += 1
         room -= taken * lengths[row]
         if has_depth_limit:
@@ -364,7 +381,7 @@ class EnumeratedPricer:
     It has the same methods as `TablePricer`.
     """
 
-    def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, budget: WorkBudget) -> None:
+    def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, budget: OperationBudget) -> None:
         self.budget = budget
         self.lengths = lengths
         self.max_length = max_length

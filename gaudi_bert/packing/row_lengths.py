@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, join_with_and
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
-from gaudi_bert.packing.certificate import certify_threshold_bound, certify_token_or_count_bound
+from gaudi_bert.packing.certificate import prove_bound_by_length_threshold, prove_bound_by_totals
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import Packing
 
@@ -75,11 +76,11 @@ class RowLengths:
     def packings(self) -> tuple[Packing, ...]:
         """The packing for each row length, computed on first use."""
         return tuple(
-            self._rows.plan_interval(*interval) for interval in self._rows.list_intervals_with_sequences(self.lengths)
+            self._rows.plan_interval(interval) for interval in self._rows.list_intervals_with_sequences(self.lengths)
         )
 
-    def format_cost(self) -> str:
-        """Format a line that compares the cost of these rows with that of a single row length and that of padded batches."""
+    def format_row_cost_comparison(self) -> str:
+        """Return a line that compares the cost of these rows with that of a single row length and that of padded batches."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
         beside = f"{one:.2f} times that of rows of a single length and " if len(self.lengths) > 1 else ""
         lengths = join_with_and(f"{length:,}" for length in self.lengths)
@@ -138,7 +139,7 @@ def choose_row_lengths(
     none_longer = (np.cumsum(length_counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
     is_longest = np.diff(none_longer, prepend=0.0)
     return RowLengths(
-        lengths=tuple(length for _, length in planner.list_intervals_with_sequences(best)),
+        lengths=tuple(interval.row_length for interval in planner.list_intervals_with_sequences(best)),
         cost=planner.total_cost(best),
         one_length_cost=planner.total_cost((candidates[-1],)),
         padded_cost=float(sequences * (is_longest @ np.array([row_cost(length) for length in occurring.tolist()]))),
@@ -154,7 +155,7 @@ def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tup
     choices = [(*some, longest) for number in range(1, MOST_LENGTHS) for some in combinations(shorter, number)]
     best: tuple[int, ...] = (longest,)
     best_cost = planner.total_cost(best) * (1.0 - LEAST_GAIN)
-    by_min_cost = sorted((planner.total_cost(choice, planner.min_packs), choice) for choice in choices)
+    by_min_cost = sorted((planner.total_cost(choice, planner.compute_min_rows), choice) for choice in choices)
     for min_cost, choice in by_min_cost[:_MOST_PLANNED]:
         if min_cost >= best_cost:
             break
@@ -163,79 +164,74 @@ def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tup
     return best
 
 
+class _LengthInterval(NamedTuple):
+    """The sequences of more than `longer_than` and at most `row_length` tokens, which go into rows of `row_length` tokens.
+    """
+
+    longer_than: int
+    row_length: int
+
+
 class _RowPlanner:
     """Computes and caches how many rows the sequences in an interval of lengths need, and what these rows cost. All
     sequences of an interval go into rows of the same length.
-
-    An interval (longer_than, length) contains the sequences of more than `longer_than` and at most `length` tokens, which
-    go into rows of `length` tokens.
     """
 
     def __init__(self, counts: IntArray, cost: Cost, depth: int | str, algorithm: str) -> None:
         self._counts, self._cost, self._depth, self._algorithm = counts, cost, depth, algorithm
-        self._bounds: dict[tuple[int, int], int] = {}
-        self._packings: dict[tuple[int, int], Packing] = {}
+        self._bounds: dict[_LengthInterval, int] = {}
+        self._packings: dict[_LengthInterval, Packing] = {}
 
-    def list_intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
+    def list_intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[_LengthInterval]:
         """Divide the sequence lengths into intervals at the given row lengths, and return the intervals that contain
-        sequences. The interval (longer_than, length) contains the lengths from longer_than + 1 to
-        length.
+        sequences.
         """
-        return [
-            (longer_than, length)
-            for longer_than, length in pairwise((0, *row_lengths))
-            if self._counts[longer_than:length].any()
-        ]
+        intervals = (_LengthInterval(*pair) for pair in pairwise((0, *row_lengths)))
+        return [interval for interval in intervals if self._counts[slice(*interval)].any()]
 
-    def plan_interval(self, longer_than: int, row_length: int) -> Packing:
-        """Pack the sequences in an interval of lengths into rows of `row_length` tokens, or reuse the packing from an
-        earlier call.
+    def plan_interval(self, interval: _LengthInterval) -> Packing:
+        """Pack the sequences in an interval of lengths into rows of its row length, or reuse the packing from an earlier
+        call.
         """
-        if (longer_than, row_length) not in self._packings:
-            histogram = Histogram(row_length, self._select_interval_counts(longer_than, row_length))
-            self._packings[longer_than, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
-        return self._packings[longer_than, row_length]
+        if interval not in self._packings:
+            histogram = Histogram(interval.row_length, self._select_counts_in_interval(interval))
+            self._packings[interval] = pack_histogram(histogram, self._algorithm, self._depth)
+        return self._packings[interval]
 
     def total_cost(
-        self, row_lengths: tuple[int, ...], count_interval_packs: Callable[[int, int], int] | None = None
+        self, row_lengths: tuple[int, ...], count_interval_packs: Callable[[_LengthInterval], int] | None = None
     ) -> float:
         """Return the total cost of packing all sequences into rows of the given lengths.
 
-        `count_interval_packs` returns the number of packs of an interval. With `min_packs`, the result is a lower bound of
-        the cost.
+        `count_interval_packs` returns the number of packs of an interval. With `compute_min_rows`, the result is a lower
+        bound of the cost.
         """
         pack_count_of = count_interval_packs or self._estimate_packs
         return sum(
-            pack_count_of(*interval) * self._cost(interval[1])
+            pack_count_of(interval) * self._cost(interval.row_length)
             for interval in self.list_intervals_with_sequences(row_lengths)
         )
 
-    def _estimate_packs(self, longer_than: int, row_length: int) -> int:
+    def _estimate_packs(self, interval: _LengthInterval) -> int:
         """Return the number of rows for the sequences in an interval of lengths. If an optimal packing would need almost as
         few rows as the lower bound, return the bound without packing.
         """
-        bound = self.min_packs(longer_than, row_length)
-        return (
-            bound
-            if self._algorithm == "optimal" and bound >= _MANY_PACKS
-            else self.plan_interval(longer_than, row_length).packs
-        )
+        bound = self.compute_min_rows(interval)
+        return bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.plan_interval(interval).packs
 
-    def min_packs(self, longer_than: int, row_length: int) -> int:
-        """Return a lower bound on the number of rows for the sequences with more than `longer_than` and at most `row_length`
-        tokens.
-        """
-        if (longer_than, row_length) not in self._bounds:
-            part, depth = self._select_interval_counts(longer_than, row_length), resolve_depth(self._depth, row_length)
-            proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)
-            self._bounds[longer_than, row_length] = max(proof.bound for proof in proofs)
-        return self._bounds[longer_than, row_length]
+    def compute_min_rows(self, interval: _LengthInterval) -> int:
+        """Return a lower bound on the number of rows for the sequences in an interval of lengths."""
+        if interval not in self._bounds:
+            counts, depth = self._select_counts_in_interval(interval), resolve_depth(self._depth, interval.row_length)
+            proofs = prove_bound_by_totals(counts, depth), prove_bound_by_length_threshold(counts, depth)
+            self._bounds[interval] = max(proof.bound for proof in proofs)
+        return self._bounds[interval]
 
-    def _select_interval_counts(self, longer_than: int, row_length: int) -> IntArray:
-        """Return the histogram counts of the sequences with more than `longer_than` and at most `row_length` tokens, int64
-        [row_length]. Counts of shorter sequences are 0.
+    def _select_counts_in_interval(self, interval: _LengthInterval) -> IntArray:
+        """Return the histogram counts of the sequences in an interval of lengths, int64 [row_length]. Counts of shorter
+        sequences are 0.
         """
-        part = np.zeros(row_length, dtype=np.int64)
-        own = self._counts[longer_than:row_length]
-        part[longer_than : longer_than + len(own)] = own
-        return part
+        result = np.zeros(interval.row_length, dtype=np.int64)
+        own = self._counts[slice(*interval)]
+        result[interval.longer_than : interval.longer_than + len(own)] = own
+        return result

@@ -132,7 +132,7 @@ def drop_surplus_slots(
         for length in strategy:
             strategies_by_length[length].add(strategy)
     for length in sorted(surplus_of_length, reverse=True):
-        _drop_slots_of_length(result, strategies_by_length, length, surplus_of_length[length])
+        _drop_surplus_slots_of_length(result, strategies_by_length, length, surplus_of_length[length])
     return sort_strategies({strategy: count for strategy, count in result.items() if strategy and count})
 
 
@@ -152,19 +152,19 @@ def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict
     return result
 
 
-def _drop_slots_of_length(
-    strategy_counts: StrategyCounts, strategies_by_length: defaultdict[int, set[Strategy]], length: int, surplus: int
+def _drop_surplus_slots_of_length(
+    strategy_counts: StrategyCounts, strategies_by_length: defaultdict[int, set[Strategy]], length: int, surplus_slots: int
 ) -> None:
-    """Remove `surplus` slots of one length from packs that contain this length, because there is no sequence for these
+    """Remove `surplus_slots` slots of one length from packs that contain this length, because there is no sequence for these
     slots. If a pack contains the length several times, remove one slot at a time.
     """
-    waiting = sorted(strategies_by_length[length], reverse=True) if surplus else []
-    while surplus:
+    waiting = sorted(strategies_by_length[length], reverse=True) if surplus_slots else []
+    while surplus_slots:
         strategy = waiting.pop()
-        taken = min(surplus, strategy_counts[strategy])
+        taken = min(surplus_slots, strategy_counts[strategy])
         if not taken:
             continue
-        surplus -= taken
+        surplus_slots -= taken
         strategy_counts[strategy] -= taken
         position = strategy.index(length)
         shorter = strategy[:position] + strategy[position + 1 :]
@@ -177,72 +177,76 @@ def _drop_slots_of_length(
 
 # --- from slots to sequences: a slot of a plan may be filled by a shorter sequence, or stay empty
 
-# A pair [length, number] states that `number` slots hold sequences of this length. The slots stay empty if the length is 0.
-_Share = list[int]
+# A pair [length, number] of a sequence length and a number of sequences. The length 0 stands for slots that stay empty.
+_LengthCount = list[int]
 
 
-def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: IntArray) -> StrategyCounts:
-    """Put sequences into planned packs, where a slot may hold a sequence that is shorter than planned. Return the number of
-    packs of each strategy, which is the tuple of lengths in a pack.
+def fill_planned_packs_with_sequences(planned_packs: Mapping[Strategy, int], length_counts: IntArray) -> StrategyCounts:
+    """Put sequences into planned packs, where a slot may hold a sequence that is shorter than planned. Return how many packs
+    there are of each strategy. A strategy is the tuple of lengths in a pack.
 
     From the longest length to the shortest, a sequence takes a slot of its own length or, if there is none, the shortest
     free slot that is longer. Slots that no sequence needs are removed, and so are packs that stay empty.
 
     Args:
-        strategy_counts: the planned packs. For each length, there must be at least as many slots of this length or more as
-            there are such sequences.
+        planned_packs: how many packs are planned with each tuple of slot lengths. For each length, there must be at least as
+            many slots of this length or more as there are such sequences.
         length_counts: int64 [L], the number of sequences of length 1 .. L.
     """
-    shares = _distribute_sequences_over_slots(count_slots(strategy_counts, len(length_counts)), length_counts)
+    waiting = _distribute_sequences_over_slots(count_slots(planned_packs, len(length_counts)), length_counts)
     result: StrategyCounts = {}
-    for strategy, count in sort_strategies(strategy_counts).items():
+    for strategy, count in sort_strategies(planned_packs).items():
         remaining, copies = count, Counter(strategy)
         while remaining:
-            part = min(remaining, *(shares[length][-1][1] // number for length, number in copies.items()))
-            part = max(part, 1)  # if a share ends within a pack, equal slots of this pack get different sequences
-            sequences = _take_sequences(shares, strategy, part)
+            part = min(remaining, *(waiting[length][-1][1] // number for length, number in copies.items()))
+            part = max(part, 1)  # if a pair runs out within a pack, equal slots of this pack get different sequences
+            sequences = _take_sequence_lengths(waiting, strategy, part)
             add_packs(result, tuple(sequence for sequence in sequences if sequence), part)
             remaining -= part
     result.pop((), None)
     return sort_strategies(result)
 
 
-def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -> dict[int, list[_Share]]:
-    """Decide which sequences fill the slots of each planned length. Return, for each planned length, a list of pairs
-    [sequence length, number of slots], in reverse order of use.
+def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -> dict[int, list[_LengthCount]]:
+    """Decide which sequences fill the planned slots. A slot holds a sequence of the planned length or a shorter one. Return
+    a dictionary from each planned length to a list of pairs [sequence length, number of sequences].
+
+    The pair to use first is at the end of its list, from which `_take_sequence_lengths` removes sequences.
     """
-    shares: dict[int, list[_Share]] = {}
-    free: list[_Share] = []  # [slot length, number of slots], the shortest last
+    sequences_by_slot_length: dict[int, list[_LengthCount]] = {}
+    free: list[_LengthCount] = []  # [slot length, number of slots], the shortest last
     for length in (np.flatnonzero((slots > 0) | (length_counts > 0))[::-1] + 1).tolist():
         own, waiting = int(slots[length - 1]), int(length_counts[length - 1])
-        shares[length] = [[length, min(own, waiting)]] if min(own, waiting) else []
+        sequences_by_slot_length[length] = [[length, min(own, waiting)]] if min(own, waiting) else []
         if own > waiting:
             free.append([length, own - waiting])
         waiting -= min(own, waiting)
         while waiting:
             moved = min(waiting, free[-1][1])
-            shares[free[-1][0]].append([length, moved])
+            sequences_by_slot_length[free[-1][0]].append([length, moved])
             waiting -= moved
             free[-1][1] -= moved
             if not free[-1][1]:
                 free.pop()
     for length, number in free:
-        shares[length].append([0, number])
-    return shares
+        sequences_by_slot_length[length].append([0, number])
+    return sequences_by_slot_length
 
 
-def _take_sequences(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> list[int]:
-    """Fill `count` equal packs with sequences from `shares`, which lists pairs [sequence length, number of slots]. Return
-    the length of the sequence in each slot of the strategy.
+def _take_sequence_lengths(
+    sequences_by_slot_length: dict[int, list[_LengthCount]], strategy: Strategy, pack_count: int
+) -> list[int]:
+    """Take the sequences for `pack_count` equal packs, and return the length of the sequence in each slot of such a pack.
+    Subtract the sequences from their pairs [sequence length, number of sequences] in `sequences_by_slot_length`.
     """
-    sequences = []
-    for length in strategy:
-        share = shares[length][-1]
-        sequences.append(share[0])
-        share[1] -= count
-        if not share[1]:
-            shares[length].pop()
-    return sequences
+    taken = []
+    for slot_length in strategy:
+        pair = sequences_by_slot_length[slot_length][-1]
+        taken.append(pair[0])
+        pair[1] -= pack_count
+        if not pair[1]:
+            sequences_by_slot_length[slot_length].pop()
+    return taken
 
 
 # --- strategy counts as arrays: the lengths of all packs one after the other, and where each pack begins
@@ -347,9 +351,9 @@ class AlgorithmResult:
 # --- budgets: how many elementary operations a solver may do
 #
 # Limits in seconds would give other plans on other machines, so budgets count operations. Every loop that could take long
-# reports its operations to a `WorkBudget` and stops once the budget is spent. It then returns the best packing and the best
-# bound so far. An operation takes about 1 ns on one core. The published histograms stay far below every budget, so no budget
-# changes their plans.
+# reports its operations to a `OperationBudget` and stops once the budget is spent. It then returns the best packing and the
+# best bound so far. An operation takes about 1 ns on one core. The published histograms stay far below every budget, so no
+# budget changes their plans.
 
 # The maximum number of operations for all rounds of a least-squares packing algorithm.
 NNLS_WORK = 25e9
@@ -357,9 +361,10 @@ NNLS_WORK = 25e9
 # The maximum number of operations for proving a lower bound after packing.
 BOUND_WORK = 6e9
 
-# Pairs of pack length and number of operations. The first pair with a sufficient pack length limits the operations of all
-# rows of an estimate table together. Up to 1,024 tokens there is no limit, so that each row has the same result as a plan of
-# its own.
+# An estimate table packs the same data with several algorithms and depths, one per row. For long packs this would take too
+# long, so all rows share one operation budget. Each pair is a maximum pack length and the budget for packs up to this
+# length, and the first pair that covers the pack length is used. Up to 1,024 tokens there is no limit, so that each row
+# shows the result that a plan with its settings would have.
 ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 
 # A heuristic written in Python takes 4,000 operations for each distinct combination of lengths in its packs, and 100 for
@@ -367,7 +372,7 @@ ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
 
 
-class WorkBudget:
+class OperationBudget:
     """A limit on the number of operations that a solver may perform. Operations are counted instead of seconds so that every
     machine finds the same packing.
 
@@ -384,7 +389,7 @@ class WorkBudget:
         spent: operations spent so far.
     """
 
-    def __init__(self, operations: float = float("inf"), whole: WorkBudget | None = None) -> None:
+    def __init__(self, operations: float = float("inf"), whole: OperationBudget | None = None) -> None:
         self.spent = 0.0
         self._limit = operations
         self._whole = whole
@@ -409,22 +414,22 @@ class WorkBudget:
         """Subtract the operations of a packing heuristic, which are estimated from the strategy counts that it returned."""
         self.spend(OPERATIONS_PER_STRATEGY * len(strategy_counts) + OPERATIONS_PER_LISTED * sum(map(len, strategy_counts)))
 
-    def take_fraction(self, fraction: float) -> WorkBudget:
+    def take_fraction(self, fraction: float) -> OperationBudget:
         """Return a new budget with the given fraction (0 to 1) of the remaining operations. Operations that are spent from
         the new budget also count against this one.
         """
-        return WorkBudget(max(self.remaining, 0.0) * fraction, self)
+        return OperationBudget(max(self.remaining, 0.0) * fraction, self)
 
-    def take_at_most(self, max_operations: float) -> WorkBudget:
+    def take_at_most(self, max_operations: float) -> OperationBudget:
         """Return a new budget with `max_operations`, or with all remaining operations if they are fewer. Operations that are
         spent from the new budget also count against this one.
         """
-        return WorkBudget(min(max_operations, max(self.remaining, 0.0)), self)
+        return OperationBudget(min(max_operations, max(self.remaining, 0.0)), self)
 
 
-def create_estimate_budget(max_sequence_length: int) -> WorkBudget | None:
-    """Return the limit on operations that all rows of a table of estimates share. Return None for short packs, because each
-    row then has its own limit.
+def create_budget_for_estimates(max_sequence_length: int) -> OperationBudget | None:
+    """Create the operation budget that all rows of a table of packing estimates share. Return None for short packs, because
+    each row then has its own budget.
     """
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
-    return None if operations == float("inf") else WorkBudget(operations)
+    return None if operations == float("inf") else OperationBudget(operations)

@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray, make_bit_generator
 from gaudi_bert.common.compiled import kernel_without_python_wrapper, kernel_without_refcounts
 from gaudi_bert.packing.linear_program import LinearProgram, run_column_generation
-from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, add_packs, count_packs
+from gaudi_bert.packing.strategies import OperationBudget, Strategy, StrategyCounts, add_packs, count_packs
 
 # --- the last few packs by exhaustive search: do these sequences fit into that many packs?
 #
@@ -45,9 +45,11 @@ OPERATIONS_PER_NODE = 100
 # number of rows. If a pack can hold more sequences, the last row is for packs with any number of sequences.
 MAX_LEVELS = 12
 
-# Each attempt of the exhaustive search has two settings. The first limits the second sequence of a pack to this fraction of
-# the remaining room. The second limits how much of the allowed waste a pack may use, as a multiple of its even share. Only
-# the first attempt is exhaustive.
+# The search is tried several times, each time with two settings that leave out branches. The first attempt leaves out none,
+# so it is exhaustive, but it may reach its limit of nodes before it finds packs. The later attempts visit other branches
+# first. In each pair, the first number is `max_second_fraction`: the second sequence of a pack may fill at most this
+# fraction of the room that the first one leaves. The second number is `slack_spending`: a pack may waste at most this many
+# times the waste that it would be allowed if the waste were divided equally among the remaining packs.
 ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
 
 
@@ -72,7 +74,8 @@ class _SearchPath(NamedTuple):
     counts: IntArray  # int64 [T], sequences of each type that are not placed yet
     stack: IntArray  # int64 [sequences], the types in the order in which they were placed
     opening: IntArray  # int64 [packs + 2], the height of the stack where each pack starts
-    # float64 [packs + 2], how much the total prices of this and all later packs together may fall short of 1 per pack
+    # float64 [packs + 2], the waste that is allowed in this pack and all later packs together. The waste of a pack is 1
+    # minus the total price of its sequences.
     slack: FloatArray
     free: IntArray  # int64 [packs + 2], how many slots within the depth this pack and all later packs may leave unused
 
@@ -100,7 +103,7 @@ def _search_exhaustively(
     depth: int,
     max_packs: int,
     max_nodes: int,
-    budget: WorkBudget,
+    budget: OperationBudget,
 ) -> _SearchResult:
     """Search for at most `max_packs` packs that contain all given sequences, and return them if they are found.
 
@@ -184,9 +187,9 @@ def _search_depth_first(
 ) -> int:
     """Search depth-first for packs that contain all sequences, and return the number of packs if they are found.
 
-    If the sequences do not fit, return `_NONE_EXISTS`. If `max_nodes` is reached, return `_NOTHING`. `kind` is the type to
-    try next. While many packs remain, a pack may use only the fraction `slack_spending` / (remaining packs) of the slack, so
-    that some is left for later packs.
+    If the sequences do not fit, return `_NONE_EXISTS`. If `max_nodes` is reached, return `_NOTHING`. `kind` is the index of
+    the length to try next. While many packs remain, a pack may use only the fraction `slack_spending` / (remaining packs) of
+    the slack, so that some is left for later packs.
     """
     lengths, prices, packs, depth = problem.lengths, problem.prices, problem.packs, problem.depth
     counts, stack, opening, slack, free = path
@@ -196,8 +199,8 @@ def _search_depth_first(
         share = min(1.0, slack_spending / (packs - pack))
         enough = 1.0 - slack[pack] * share - ROUNDING
         used = height - opening[pack]
-        kind, fits = _find_next_fitting_type(problem, counts, kind, used, room, enough - worth)
-        if fits:
+        kind = _find_next_fitting_length(problem, counts, kind, used, room, enough - worth)
+        if kind >= 0:
             stack[height] = kind
             height += 1
             counts[kind] -= 1
@@ -234,28 +237,30 @@ def _search_depth_first(
 
 
 @kernel_without_python_wrapper
-def _find_next_fitting_type(
-    problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_price: float
-) -> tuple[int, bool]:
-    """Find the next sequence type that fits into the current pack of a depth-first search and lets the pack still reach its
-    minimum total price. Return its index, and whether there is such a type.
+def _find_next_fitting_length(
+    problem: _SearchProblem, remaining_counts: IntArray, first_index: int, used_slots: int, room: int, min_added_price: float
+) -> int:
+    """Find the next sequence length that the current pack of a depth-first search can take. Return its index, which is at
+    least `first_index`, or -1 if there is no such length.
 
-    The pack contains `used_slots` sequences. With the type, it must be able to gain at least `missing_price` more worth.
-    Only the longest remaining sequence may open a pack.
+    A sequence of this length must remain and fit into the `room` tokens that are free. With it and further sequences, the
+    total price of the pack, which contains `used_slots` sequences, must be able to rise by `min_added_price`. Only the
+    longest remaining sequence may open a pack.
     """
     levels, slots = problem.best.shape[0] - 1, problem.deepest - used_slots
-    while slots > 0 and type_index < problem.lengths.size:
-        if counts[type_index] > 0:
-            room_after = room - problem.lengths[type_index]
+    index = first_index
+    while slots > 0 and index < problem.lengths.size:
+        if remaining_counts[index] > 0:
+            room_after = room - problem.lengths[index]
             if (
                 room_after >= 0
-                and problem.prices[type_index] + problem.best[min(slots - 1, levels), room_after] >= missing_price
+                and problem.prices[index] + problem.best[min(slots - 1, levels), room_after] >= min_added_price
             ):
-                return type_index, True
+                return index
             if used_slots == 0:
                 break
-        type_index += 1
-    return type_index, False
+        index += 1
+    return -1
 
 
 # --- from fractions of packs to integers
@@ -264,8 +269,10 @@ def _find_next_fitting_type(
 # than an integer is treated as that integer.
 WHOLE = 1e-6
 
-# A step of a dive fixes the integer parts of the linear program's fractional numbers of packs. If they add up to at most
-# this many packs, the step also rounds some fractions up.
+# A dive (the diving heuristic) rounds the solution of the linear program to whole packs in steps. Each step fixes the packs
+# that the integer parts of this solution stand for. If these are more than MANY_PACKS packs, that is progress enough for one
+# step. Otherwise the step also rounds some fractions up, because few packs would be fixed without that, and each step takes
+# time to solve the program again.
 MANY_PACKS = 1000
 
 # A dive rounds the linear program's fractional solution to whole packs in steps. If a step makes the target number of packs
@@ -319,7 +326,7 @@ class _FixedPacks:
             self.packs += count
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
-    def restore_state(self, state: _DiveState) -> None:
+    def restore_state(self, state: _DivingState) -> None:
         """Backtrack to an earlier state of the dive by removing the packs that were fixed after it."""
         del self.fixed[state.fixed :]
         self.packs, self.uncovered = state.packs, state.uncovered.copy()
@@ -333,19 +340,19 @@ class _FixedPacks:
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
-    def combine_strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
-        """Return how many packs use each strategy, which is the tuple of lengths in a pack. Count both the fixed packs and
-        those in `rest`.
+    def merge_with_other_packs(self, other_packs: StrategyCounts | None = None) -> StrategyCounts:
+        """Merge the fixed packs with `other_packs`, and return how many packs there are of each strategy. A strategy is the
+        tuple of lengths in a pack.
         """
-        result = dict(rest or {})
+        result = dict(other_packs or {})
         for strategy, count in self.fixed:
             add_packs(result, strategy, count)
         return result
 
 
-class _DiveState:
-    """A state to which a dive, which rounds the linear program's solution to whole packs, can backtrack. It contains the
-    solution in this state, and the rounding steps from it that have failed.
+class _DivingState:
+    """A state to which a dive can backtrack. A dive rounds the solution of the linear program to whole packs in steps. The
+    state contains the solution before a step, and which fractions must not be rounded up again, because that has failed.
     """
 
     def __init__(self, fixed_packs: _FixedPacks, usage: FloatArray, share: float) -> None:
@@ -356,11 +363,10 @@ class _DiveState:
         self._raised: IntArray = np.zeros(0, dtype=np.int64)
         self.is_spent = False
 
-    def choose_packs_to_fix(self, settings: DiveSettings) -> IntArray:
-        """Return how many packs of each strategy the next step of the dive fixes, int64 [strategies]. A step rounds the
-        linear program's fractional numbers of packs to integers.
-
-        Integer parts are always fixed. If they are few, the largest fractions are rounded up as well.
+    def round_next_pack_counts(self, settings: DiveSettings) -> IntArray:
+        """Choose how many packs of each strategy the next step of the dive fixes, and return these numbers as an int64 array
+        [strategies]. They are the integer parts of the solution. If these are few packs, the largest fractions are rounded
+        up as well.
         """
         steps: FloatArray = np.floor(self._usage + WHOLE)
         fractions = self._usage - steps
@@ -378,9 +384,9 @@ class _DiveState:
         self.is_spent = not steps.any()
         return steps.astype(np.int64)
 
-    def record_unreachable_target(self) -> None:
-        """Record that the last rounding step made the target number of packs unreachable. The next step from this state will
-        round up fewer fractions, or different ones.
+    def record_failed_rounding_step(self) -> None:
+        """Record that the target number of packs can no longer be reached after the last rounding step. The next step from
+        this state will round up fewer fractions, or different ones.
         """
         self._share /= FEWER
         if len(self._raised) <= 1:
@@ -393,7 +399,7 @@ class DiveResult(NamedTuple):
     place.
 
     Attributes:
-        strategy_counts: The packs. Their slots may hold shorter sequences (see `fill_planned_slots`).
+        strategy_counts: The packs. Their slots may hold shorter sequences (see `fill_planned_packs_with_sequences`).
         unplaced: The number of sequences of each occurring length that have no slot in these packs, int64 [rows].
         is_hopeless: Whether no packs can meet the target, whatever the settings.
     """
@@ -403,9 +409,9 @@ class DiveResult(NamedTuple):
     is_hopeless: bool
 
 
-def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settings: DiveSettings) -> DiveResult:
-    """Round the fractional solution of a linear program to whole packs step by step, and solve the program again for the
-    rest after each step. Try to use at most `target_packs` packs.
+def run_diving_heuristic(linear_program: LinearProgram, target_packs: int, settings: DiveSettings) -> DiveResult:
+    """Round the fractional solution of a linear program to whole packs by a diving heuristic. Try to use at most
+    `target_packs` packs. Each step rounds a part of the solution and solves the program again for the other sequences.
 
     Afterwards, the program's demand is what the dive left uncovered.
 
@@ -422,30 +428,30 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
         return DiveResult(furthest, not_held, True)
     linear_program.set_remaining_demand(fixed_packs.uncovered, fixed_packs.unplaced_sequences)
     linear_program.master.minimize_packs(use_dual_simplex=True)
-    levels = [_DiveState(fixed_packs, linear_program.master.get_strategy_usage(), settings.share)]
+    levels = [_DivingState(fixed_packs, linear_program.master.get_strategy_usage(), settings.share)]
     steps = failures = 0
     while packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
         if linear_program.budget.is_exhausted and fixed_packs.fixed:
             break
-        fixed_packs.fix_packs(linear_program.master.strategies, levels[-1].choose_packs_to_fix(settings))
+        fixed_packs.fix_packs(linear_program.master.strategies, levels[-1].round_next_pack_counts(settings))
         steps += 1
         packs, is_certain = _search_packs_for_unplaced_sequences(linear_program, fixed_packs, target_packs)
-        if packs is None and not is_certain and _solve_unplaced_within_target(linear_program, fixed_packs, target_packs):
-            levels.append(_DiveState(fixed_packs, linear_program.master.get_strategy_usage(), settings.share))
+        if packs is None and not is_certain and _can_pack_rest_within_target(linear_program, fixed_packs, target_packs):
+            levels.append(_DivingState(fixed_packs, linear_program.master.get_strategy_usage(), settings.share))
             if fixed_packs.packs > count_packs(furthest):
-                furthest, not_held = fixed_packs.combine_strategy_counts(), fixed_packs.unplaced_sequences
+                furthest, not_held = fixed_packs.merge_with_other_packs(), fixed_packs.unplaced_sequences
         elif packs is None:  # undo the step, and those before it for which no other choice is left
             failures += 1
-            levels[-1].record_unreachable_target()
+            levels[-1].record_failed_rounding_step()
             while levels and levels[-1].is_spent:
                 levels.pop()
                 if levels:
-                    levels[-1].record_unreachable_target()
+                    levels[-1].record_failed_rounding_step()
             if levels:
                 fixed_packs.restore_state(levels[-1])
     if packs is None:
         return DiveResult(furthest, not_held, False)
-    return DiveResult(fixed_packs.combine_strategy_counts(packs), np.zeros_like(linear_program.demand), False)
+    return DiveResult(fixed_packs.merge_with_other_packs(packs), np.zeros_like(linear_program.demand), False)
 
 
 def _search_packs_for_unplaced_sequences(
@@ -460,7 +466,7 @@ def _search_packs_for_unplaced_sequences(
     return _search_exhaustively(
         linear_program.lengths,
         waiting,
-        linear_program.proven_prices,
+        linear_program.dual_feasible_prices,
         linear_program.max_length,
         linear_program.depth,
         target_packs - fixed_packs.packs,
@@ -469,11 +475,11 @@ def _search_packs_for_unplaced_sequences(
     )
 
 
-def _solve_unplaced_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
-    """Solve the linear program for the sequences that are not in the fixed packs of a dive. Return whether the total number
-    of packs can still be at most `target_packs`.
+def _can_pack_rest_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
+    """Return whether the sequences that are not in the fixed packs of a dive can be packed so that there are at most
+    `target_packs` packs in total. To find out, solve the linear program for these sequences.
 
-    Return False if they provably need more packs than the target allows.
+    Fractions of packs are allowed. New strategies are added to the program if the known ones are not sufficient.
     """
     linear_program.set_remaining_demand(fixed_packs.uncovered, fixed_packs.unplaced_sequences)
     allowed = target_packs - fixed_packs.packs + WHOLE

@@ -41,7 +41,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
-from gaudi_bert.packing.certificate import certify_token_or_count_bound
+from gaudi_bert.packing.certificate import prove_bound_by_totals
 
 _Metadata = TypeVar("_Metadata", bound=PackedMetadata)
 _Manifest = TypeVar("_Manifest", bound=GroupManifest)
@@ -382,7 +382,7 @@ def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int
         packs: The number of packs of the group.
     """
     depth = folder.metadata.depth or len(counts)
-    simple = certify_token_or_count_bound(np.array(counts, np.int64), depth).bound
+    simple = prove_bound_by_totals(np.array(counts, np.int64), depth).bound
     if (packs - simple) * len(folder.group_numbers) <= folder.metadata.gap:
         return simple
     from gaudi_bert.packing.bounds import prove_lower_bound  # this import is slow, and rarely needed here
@@ -408,7 +408,7 @@ def check_lower_bound(
     Raises:
         FailedError: The bound exceeds the number of packs, or the highest bound that can be proven.
     """
-    proven = sum(certify_token_or_count_bound(counts, depth).bound for counts in counts_by_group())
+    proven = sum(prove_bound_by_totals(counts, depth).bound for counts in counts_by_group())
     if claimed_bound <= min(proven, packs):
         return
     # The solvers are slow to import and rarely needed, so import them only here.

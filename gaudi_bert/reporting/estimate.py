@@ -39,7 +39,7 @@ from gaudi_bert.packing.estimate import (
     estimate_packing,
 )
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram
-from gaudi_bert.packing.strategies import create_estimate_budget
+from gaudi_bert.packing.strategies import create_budget_for_estimates
 from gaudi_bert.packs.plan import build_histogram
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.tables.groups import count_row_tokens
@@ -130,7 +130,7 @@ def estimate(
         max_sequence_length=histogram.max_sequence_length,
         sequences=histogram.sequences,
         tokens=histogram.tokens,
-        token_bound=histogram.token_bound,
+        token_bound=histogram.min_packs_by_tokens,
         rows=rows,
         length_scan=estimate_longer_packs(histogram, requested[-1]),
         unpadding=compare_with_unpadding(histogram, best_factor),
@@ -174,7 +174,7 @@ def _estimate_packings(
     jobs = [(name, depth) for name in algorithms for depth in ([FIXED_DEPTHS[name]] if name in FIXED_DEPTHS else depths)]
     limits = sorted({to_number(depth) for _, depth in jobs})
     rows: list[Estimate] = []
-    budget = create_estimate_budget(histogram.max_sequence_length)
+    budget = create_budget_for_estimates(histogram.max_sequence_length)
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
         for limit in limits:

@@ -258,7 +258,7 @@ class _RowReader:
                 chosen = choose_row_lengths_and_pack(counts, self.section, self.sizes, depth)
             except InputError as error:
                 raise InputError(f"finetune.row_lengths: {path}: {error}") from error
-            packings, notes = chosen.packings, (chosen.format_cost(),)
+            packings, notes = chosen.packings, (chosen.format_row_cost_comparison(),)
         elif packs_rows:
             packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
         return _RowFile(TaskData(path, fingerprint_file(path), rows, sequences, packings), notes)

@@ -233,7 +233,7 @@ class RowJob(FineTuneJob):
             return lines
         counts = count_lengths(self._labelled.data.sequences.lengths, longest).counts
         chosen = choose_row_lengths_and_pack(counts, section, self._labelled.start.sizes, section.depth)
-        return [*lines, f"finetune.row_lengths = auto would choose {chosen.format_cost()}"]
+        return [*lines, f"finetune.row_lengths = auto would choose {chosen.format_row_cost_comparison()}"]
 
 
 def _make_run_signature(section: FineTuneSettings, labelled: LabelledData) -> Signature:

@@ -325,5 +325,5 @@ def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Re
         depth=settings.depth,
         algorithm=settings.algorithm,
     )
-    reporter.say(f"pack: {chosen.format_cost()}")
+    reporter.say(f"pack: {chosen.format_row_cost_comparison()}")
     return chosen.lengths

@@ -38,7 +38,7 @@ from gaudi_bert.common.processor import choose_worker_count, map_in_threads
 from gaudi_bert.common.progress import Task, format_bytes, format_count
 from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packing.certificate import Certificate, certify_token_or_count_bound, check_certificate
+from gaudi_bert.packing.certificate import Certificate, prove_bound_by_totals, verify_certified_lower_bound
 from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.packs.write import GroupFilesAndSize, PackingJob, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, get_records_folder, open_inputs
@@ -329,11 +329,11 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         """
         plan, group = self.plan, self.plan.groups[group_number]
         counts = _count_planned_sequences(group, plan.max_sequence_length)
-        claimed = certify_token_or_count_bound(counts, plan.depth)
+        claimed = prove_bound_by_totals(counts, plan.depth)
         if group.bound_prices is not None and claimed.bound < group.lower_bound:
             claimed = Certificate(np.array(group.bound_prices, np.int64), plan.depth, group.lower_bound)
         try:
-            proven = check_certificate(claimed, counts)
+            proven = verify_certified_lower_bound(claimed, counts)
         except (FailedError, InputError) as error:
             raise InputError(f"{self.plan_path}: group {group_number}: {error}; create the plan again") from error
         if not group.lower_bound <= min(proven, group.packs):

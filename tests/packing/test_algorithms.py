@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing import algorithms, heuristics
 from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, run_algorithm
-from gaudi_bert.packing.certificate import certify_token_or_count_bound, check_certificate
+from gaudi_bert.packing.certificate import prove_bound_by_totals, verify_certified_lower_bound
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.nnls import iterative_residual_weights
+from gaudi_bert.packing.nnls import compute_iterative_nnls_residual_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
 from gaudi_bert.packing.strategies import Packing
 from tests.builders.command_line import run_python
@@ -27,7 +27,7 @@ def plans() -> str:
     for size in (1, 2, 3, 5, 7, 13, 29):
         counts = random.integers(1, 99, size) * random.integers(0, 2, size)
         for depth in {1, 2, 3, 5, size}:
-            solution = solve_nnls(counts, iterative_residual_weights(size), depth)
+            solution = solve_nnls(counts, compute_iterative_nnls_residual_weights(size), depth)
             lines.append(repr((solution.strategies, solution.usage.tolist(), solution.residual.tolist())))
             if counts.any():
                 found = [run_algorithm(counts, algorithm, min(depth, size)) for algorithm in ("nnls", "optimal", "ffd")]
@@ -51,7 +51,7 @@ def test_every_algorithm_against_trying_everything(histogram: Histogram, depth: 
     packings = {algorithm: pack_histogram(histogram, algorithm, depth) for algorithm in ALGORITHMS}
     for packing in packings.values():
         assert packing.lower_bound <= best <= packing.packs
-        assert check_certificate(packing.certificate, histogram.counts) == packing.lower_bound
+        assert verify_certified_lower_bound(packing.certificate, histogram.counts) == packing.lower_bound
     assert packings["nnls"].packs <= packings["lpfhp"].packs, "the default is never worse than the heuristic"
 
 
@@ -99,7 +99,7 @@ def test_masked_slots() -> None:
 )
 def test_a_wrong_result_is_never_returned(packs: int, bound: int, strategy_counts: dict, message: str) -> None:
     histogram = Histogram(4, [0, 2, 0, 0])
-    certificate = certify_token_or_count_bound(histogram.counts, 2)
+    certificate = prove_bound_by_totals(histogram.counts, 2)
     with pytest.raises(FailedError, match=message):
         Packing(2, packs, 4, 4 * packs, bound, histogram, 2, "x", "x", strategy_counts, certificate)
 

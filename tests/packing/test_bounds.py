@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gaudi_bert.packing.bounds import prove_lower_bound
-from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.certificate import verify_certified_lower_bound
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import _pack_iteratively
-from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
+from gaudi_bert.packing.strategies import OperationBudget, check_packing, count_packs
 from tests.builders.histograms import published, scattered
 
 
@@ -18,7 +18,7 @@ from tests.builders.histograms import published, scattered
 def test_quick_bound(name: str, depth: int) -> None:
     counts = published(name).counts
     certificate = prove_lower_bound(counts, depth)
-    assert check_certificate(certificate, counts) == certificate.bound
+    assert verify_certified_lower_bound(certificate, counts) == certificate.bound
     for strategy_counts in (pack_longest_first(counts, depth), _pack_iteratively(counts, depth)):
         assert certificate.bound <= count_packs(strategy_counts)
     fewest = {"squad-384": (45_335, 40_195, 40_195), "wikipedia-512": (10_099_081, 8_143_829, 8_135_727)}
@@ -31,9 +31,11 @@ ALLOWED = [0.0, 1e5, 3e6, 1e9]
 @pytest.mark.parametrize("operations", ALLOWED)
 def test_a_bound_is_a_bound_however_little_was_done(operations: float) -> None:
     counts = scattered(301, 90, 40)
-    certificate = prove_lower_bound(counts, 4, WorkBudget(operations))
-    assert certificate.bound <= check_certificate(certificate, counts) <= count_packs(pack_longest_first(counts, 4))
+    certificate = prove_lower_bound(counts, 4, OperationBudget(operations))
+    assert (
+        certificate.bound <= verify_certified_lower_bound(certificate, counts) <= count_packs(pack_longest_first(counts, 4))
+    )
     for leftovers in ("best-fit", "complement"):  # a loop that is cut off ends with a packing too
         check_packing(
-            _pack_iteratively(counts, 4, leftovers, budget=WorkBudget(operations)), Histogram(len(counts), counts), 4
+            _pack_iteratively(counts, 4, leftovers, budget=OperationBudget(operations)), Histogram(len(counts), counts), 4
         )

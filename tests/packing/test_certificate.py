@@ -12,10 +12,10 @@ from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import (
     Certificate,
-    certify_threshold_bound,
-    certify_token_or_count_bound,
-    check_certificate,
-    compute_pack_price_limit,
+    compute_fractional_knapsack_bound,
+    prove_bound_by_length_threshold,
+    prove_bound_by_totals,
+    verify_certified_lower_bound,
 )
 from gaudi_bert.packing.histogram import Histogram
 from tests.builders.histograms import small_histograms
@@ -26,20 +26,20 @@ from tests.oracles import packing as naive
 def test_a_false_certificate_is_refused() -> None:
     counts = np.array([0, 3, 0, 2], dtype=np.int64)
     prices = np.arange(1, 5)
-    assert check_certificate(Certificate(prices, 2, 4), counts) == 4
+    assert verify_certified_lower_bound(Certificate(prices, 2, 4), counts) == 4
     with pytest.raises(FailedError, match=r"\b4\b.*\b5\b"):
-        check_certificate(Certificate(prices, 2, 5), counts)
+        verify_certified_lower_bound(Certificate(prices, 2, 5), counts)
 
 
 @given(small_histograms(9, 2), st.integers(1, 9))
 @examples(80)
 def test_thresholds_prove_what_their_prices_do(histogram: Histogram, depth: int) -> None:
-    proof = certify_threshold_bound(histogram.counts, min(depth, histogram.max_sequence_length))
+    proof = prove_bound_by_length_threshold(histogram.counts, min(depth, histogram.max_sequence_length))
     assert proof.bound <= naive.fewest_packs(tuple(histogram.counts.tolist()), depth)
-    assert check_certificate(proof, histogram.counts) == proof.bound
+    assert verify_certified_lower_bound(proof, histogram.counts) == proof.bound
     with pytest.MonkeyPatch.context() as patch:  # as those of packs too long for an exact proof
         patch.setattr(certificate, "MAX_EXACT_LENGTH", 0)
-        assert check_certificate(proof, histogram.counts) == proof.bound
+        assert verify_certified_lower_bound(proof, histogram.counts) == proof.bound
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=17), st.integers(1, 18), st.sampled_from([0, 2**22]))
@@ -50,7 +50,7 @@ def test_limits_of_worth_hold(prices: list[int], depth: int, listed: int) -> Non
         patch.setattr(certificate, "MAX_EXACT_LENGTH", 0)
         patch.setattr(certificate, "MAX_LISTED", listed)
         ones = np.ones(len(prices), dtype=np.int64)
-        bound = check_certificate(Certificate(np.array(prices), depth, 0), ones)
+        bound = verify_certified_lower_bound(Certificate(np.array(prices), depth, 0), ones)
     exact = -(-sum(prices) // best) if best else 0
     assert bound == exact if listed else bound <= exact
 
@@ -62,7 +62,7 @@ def test_many_sequences_of_a_full_pack(depth: int) -> None:
     counts = np.bincount(lengths, minlength=4097)[1:]
     packing = pack_histogram(Histogram(4096, counts), "optimal", depth)
     assert packing.gap <= 0.001 * packing.lower_bound
-    assert certify_token_or_count_bound(counts, depth).bound < 0.99 * packing.lower_bound
+    assert prove_bound_by_totals(counts, depth).bound < 0.99 * packing.lower_bound
 
 
 @given(st.dictionaries(st.integers(1, 17), st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
@@ -72,5 +72,5 @@ def test_no_pack_is_worth_more_than_its_longest_and_the_most_of_others(price_of:
     prices = np.maximum.accumulate([price_of[length] for length in lengths.tolist()])
     worth_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
     packs = [pack for pack in naive.strategies(17, depth, full=False) if worth_of.keys() >= set(pack)]
-    limit = compute_pack_price_limit(prices, lengths, 17, depth)
+    limit = compute_fractional_knapsack_bound(prices, lengths, 17, depth)
     assert max(sum(map(worth_of.__getitem__, pack)) for pack in packs) <= limit <= depth * prices[-1]

@@ -20,8 +20,8 @@ from tests.builders.histograms import published
 def test_every_algorithm_packs_a_small_histogram() -> None:
     histogram = Histogram(7, [4, 0, 3, 5, 0, 1, 2])
     for name in ESTIMATE_ALGORITHMS:
-        estimate = estimate_packing(histogram, name, "max", histogram.token_bound)
-        assert estimate.packs >= histogram.token_bound or name == "sort"
+        estimate = estimate_packing(histogram, name, "max", histogram.min_packs_by_tokens)
+        assert estimate.packs >= histogram.min_packs_by_tokens or name == "sort"
 
 
 def test_longer_packs_for_the_same_sequences() -> None:

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from gaudi_bert.packing import bounds, certificate, linear_program, nnls, optimal
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.certificate import verify_certified_lower_bound
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.long_packs import (
     assign_sequences_to_slots,
-    exchange_pack_halves,
+    cut_and_recombine_packs,
     pack_by_subsample,
     split_counts_into_bins,
 )
-from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
+from gaudi_bert.packing.strategies import OperationBudget, check_packing, count_packs
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
@@ -32,22 +32,28 @@ def few_counts(generator: np.random.Generator, max_length: int) -> np.ndarray:
 def test_packs_are_packs_and_never_more(seed: int, max_length: int, depth: int) -> None:
     counts = few_counts(np.random.default_rng(seed), max_length)
     before = pack_longest_first(counts, depth)
-    after = exchange_pack_halves(before, max_length, depth, 0, WorkBudget(1e6))
+    after = cut_and_recombine_packs(before, max_length, depth, 0, OperationBudget(1e6))
     check_packing(after, Histogram(max_length, counts), depth)
     assert count_packs(after) <= count_packs(before)
 
 
 def test_sequences_of_over_and_under_half_a_pack_find_their_partners() -> None:
-    assert exchange_pack_halves({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, WorkBudget(1e9)) == {(47, 53): 1, (49, 51): 1}
-    assert exchange_pack_halves({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, WorkBudget(1e9)) == {(31, 69): 3, (40, 60): 2}
+    assert cut_and_recombine_packs({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, OperationBudget(1e9)) == {
+        (47, 53): 1,
+        (49, 51): 1,
+    }
+    assert cut_and_recombine_packs({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, OperationBudget(1e9)) == {
+        (31, 69): 3,
+        (40, 60): 2,
+    }
 
 
 def test_it_stops_at_enough_packs_and_without_work() -> None:
     wasteful = {(31,): 4, (69,): 4}
-    assert count_packs(exchange_pack_halves(wasteful, 100, 2, 8, WorkBudget(1e9))) == 8
-    assert count_packs(exchange_pack_halves(wasteful, 100, 2, 4, WorkBudget(0))) == 8
-    assert exchange_pack_halves(wasteful, 100, 2, 4, WorkBudget(1e9)) == {(31, 69): 4}
-    assert exchange_pack_halves({}, 100, 2, 0, WorkBudget(1e9)) == {}
+    assert count_packs(cut_and_recombine_packs(wasteful, 100, 2, 8, OperationBudget(1e9))) == 8
+    assert count_packs(cut_and_recombine_packs(wasteful, 100, 2, 4, OperationBudget(0))) == 8
+    assert cut_and_recombine_packs(wasteful, 100, 2, 4, OperationBudget(1e9)) == {(31, 69): 4}
+    assert cut_and_recombine_packs({}, 100, 2, 0, OperationBudget(1e9)) == {}
 
 
 @pytest.mark.slow
@@ -59,7 +65,7 @@ def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, dep
     counts[int(generator.integers(0, max_length))] += 1
     bins = int(generator.integers(5, 20))
     coarse = pack_longest_first(split_counts_into_bins(counts, bins), depth)
-    strategy_counts, left = assign_sequences_to_slots(coarse, counts, bins, depth, WorkBudget(operations))
+    strategy_counts, left = assign_sequences_to_slots(coarse, counts, bins, depth, OperationBudget(operations))
     check_packing(strategy_counts, Histogram(max_length, counts - left), depth)
     assert left.min() >= 0
 
@@ -74,7 +80,7 @@ def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, dep
 def test_excess_is_swapped_or_gets_a_new_pack(coarse: int, lengths: dict[int, int], packs: dict) -> None:
     counts = np.zeros(100, dtype=np.int64)
     counts[np.array(list(lengths)) - 1] = list(lengths.values())
-    strategy_counts, left = assign_sequences_to_slots({(5, 5): coarse}, counts, 10, 2, WorkBudget(1e9))
+    strategy_counts, left = assign_sequences_to_slots({(5, 5): coarse}, counts, 10, 2, OperationBudget(1e9))
     assert (strategy_counts, left.any()) == (packs, False)
 
 
@@ -102,7 +108,7 @@ def test_of_very_many_lengths_a_part_is_planned(algorithm: str, depth: int | str
         monkeypatch.setattr(module, "MOST_LENGTHS", 200)
     for counts in (np.ones(5003, dtype=np.int64), np.full(5003, 3)):
         packing = pack_histogram(Histogram(5003, counts), algorithm, depth)
-        assert check_certificate(packing.certificate, counts) == packing.lower_bound
+        assert verify_certified_lower_bound(packing.certificate, counts) == packing.lower_bound
         assert packing.gap <= 0.02 * packing.lower_bound
 
 
@@ -123,9 +129,9 @@ def test_a_bound_by_steps_is_never_above_the_fewest_packs(lengths: list[int], de
     with pytest.MonkeyPatch.context() as patch:
         bound_packs_of_more_than(20, patch)
         patch.setattr(bounds, "STEP_WORK", work)
-        proof = bounds.certify_prices(counts, prices, depth)
+        proof = bounds.prove_bound_by_prices(counts, prices, depth)
         assert proof.bound <= fewest_packs(tuple(counts.tolist()), depth)
-        assert check_certificate(proof, counts) == proof.bound
+        assert verify_certified_lower_bound(proof, counts) == proof.bound
 
 
 @pytest.mark.parametrize("algorithm", ["nnls", "optimal"])
@@ -136,7 +142,7 @@ def test_long_packs_come_with_a_bound_that_their_prices_prove(
     bound_packs_of_more_than(5000, monkeypatch)
     counts = np.bincount(np.random.default_rng(5).integers(1, 5004, 300), minlength=5004)[1:]
     packing = pack_histogram(Histogram(5003, counts), algorithm, depth)
-    assert check_certificate(packing.certificate, counts) == packing.lower_bound
+    assert verify_certified_lower_bound(packing.certificate, counts) == packing.lower_bound
     assert packing.gap <= 4
 
 
@@ -144,14 +150,14 @@ def test_prices_are_never_too_large_to_be_checked() -> None:
     """At any depth: a plan for 8,192 slots with thousands of lengths was refused by `write`."""
     counts = np.bincount(np.random.default_rng(1).integers(1, 8192, 9000), minlength=8192)[1:]
     packing = pack_histogram(Histogram(8191, counts), "lpfhp", "max")
-    assert check_certificate(packing.certificate, counts) == packing.lower_bound
+    assert verify_certified_lower_bound(packing.certificate, counts) == packing.lower_bound
 
 
 def test_packs_of_a_million_tokens_are_bounded_and_packed_at_once() -> None:
     counts = np.zeros(1 << 20, np.int64)
     counts[[700_000, 900_000]] = 5
     for depth, bound in ((1 << 20, 8), (1, 10)):
-        simple = certificate.certify_token_or_count_bound(counts, depth)
-        assert check_certificate(simple, counts) == simple.bound == bound
+        simple = certificate.prove_bound_by_totals(counts, depth)
+        assert verify_certified_lower_bound(simple, counts) == simple.bound == bound
     packing = pack_histogram(Histogram(1 << 20, [0] * (2**20 - 1) + [1]), "nnls", "max")
     assert (packing.packs, packing.lower_bound) == (1, 1)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.max_plus import (
+    backtrack_best_lengths,
     compute_max_pack_price,
-    fill_max_plus_power_table,
-    plan_max_plus_products,
-    trace_best_lengths,
+    fill_table_with_max_plus_powers,
+    list_factor_rows_for_power,
 )
 from gaudi_bert.packing.pricers import EnumeratedPricer, TablePricer, list_strategies
-from gaudi_bert.packing.strategies import WorkBudget
+from gaudi_bert.packing.strategies import OperationBudget
 from tests.builders.agree import agree
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -27,7 +27,7 @@ def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int
     copies = list_strategies(rows, 31, depth)
     assert copies is not None
     assert list_strategies(np.array([1, 2, 3]), 10**6, 10**6) is None
-    listed, table = EnumeratedPricer(rows, 31, copies, WorkBudget()), TablePricer(rows, 31, depth, WorkBudget())
+    listed, table = EnumeratedPricer(rows, 31, copies, OperationBudget()), TablePricer(rows, 31, depth, OperationBudget())
     agree(listed.compute_best_pack_prices(prices), table.compute_best_pack_prices(prices), 1e-12, scale=1.0)
     every = np.arange(len(rows))
     for pricer in (listed, table):
@@ -40,10 +40,10 @@ def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int
 @examples(60)
 def test_completions_and_their_items(max_total: int, max_items: int, seed: int) -> None:
     prices = np.concatenate(([0.0], np.random.default_rng(seed).integers(-5, 20, max_total).astype(float)))
-    product_plan = plan_max_plus_products(max_items, max_total)
-    table = np.zeros((len(product_plan) + 1, max_total + 1))
+    factor_rows = list_factor_rows_for_power(max_items, max_total)
+    table = np.zeros((len(factor_rows) + 1, max_total + 1))
     table[0] = prices
-    completion = fill_max_plus_power_table(product_plan, table, np.arange(1, max_total + 1))
+    completion = fill_table_with_max_plus_powers(factor_rows, table, np.arange(1, max_total + 1))
     best = dict.fromkeys(range(1, max_total + 1), -1e300) | {0: 0.0}
     if max_items:
         for total in range(1, max_total + 1):
@@ -53,8 +53,8 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
         assert completion[total] == best[total]
         if best[total] > -1e299:
             items = np.zeros(max_total + 2, dtype=np.int64)
-            found = trace_best_lengths(
-                product_plan, table, total, items, 0, np.zeros(2 * (max_total + len(product_plan) + 5), dtype=np.int64)
+            found = backtrack_best_lengths(
+                factor_rows, table, total, items, 0, np.zeros(2 * (max_total + len(factor_rows) + 5), dtype=np.int64)
             )
             assert found <= max_items
             assert items[:found].sum() == total

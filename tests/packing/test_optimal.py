@@ -13,12 +13,12 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.bounds import prove_lower_bound
-from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.certificate import verify_certified_lower_bound
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import pack_by_nnls
 from gaudi_bert.packing.optimal import NEAR_WORK, _pack_by_linear_programs, pack_optimally
-from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
+from gaudi_bert.packing.strategies import OperationBudget, check_packing, count_packs
 from tests.builders.effort import LONG, sampled
 from tests.builders.histograms import bin_packing, lognormal, perfect_triplets, published, scattered
 from tests.builders.properties import examples
@@ -46,7 +46,9 @@ def checked(counts: np.ndarray, depth: int) -> Any:
 
 def proven(plan: Any, counts: np.ndarray, depth: int) -> Any:
     check_packing(plan.strategy_counts, Histogram(len(counts), counts), depth)
-    assert check_certificate(plan.certificate, counts) == plan.certificate.bound <= count_packs(plan.strategy_counts)
+    assert (
+        verify_certified_lower_bound(plan.certificate, counts) == plan.certificate.bound <= count_packs(plan.strategy_counts)
+    )
     return plan
 
 
@@ -96,14 +98,14 @@ ALLOWED = [0.0, 1e5, 3e6, 1e9]
 @pytest.mark.parametrize("depth", [3, 600])
 def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: int) -> None:
     counts = perfect_triplets(600, 60)
-    optimum = proven(_pack_by_linear_programs(counts, depth, budget=WorkBudget(operations)), counts, depth)
+    optimum = proven(_pack_by_linear_programs(counts, depth, budget=OperationBudget(operations)), counts, depth)
     assert optimum.certificate.bound == 20
     assert count_packs(optimum.strategy_counts) <= count_packs(pack_longest_first(counts, depth))
 
 
 def effort_of(counts: np.ndarray, depth: int, effort: Any = "bounded") -> tuple[Any, float]:
     """The plan, and the operations that were counted."""
-    budget = WorkBudget()
+    budget = OperationBudget()
     return proven(pack_optimally(counts, depth, budget, effort), counts, depth), budget.spent
 
 
@@ -136,7 +138,7 @@ def test_effort_without_a_limit_goes_on() -> None:
 
 def test_very_many_sequences_make_no_more_strategies() -> None:
     few, many = (
-        _pack_by_linear_programs(lognormal(3000, 10**6) * factor, 4, budget=WorkBudget(1e9)) for factor in (1, 10**5)
+        _pack_by_linear_programs(lognormal(3000, 10**6) * factor, 4, budget=OperationBudget(1e9)) for factor in (1, 10**5)
     )
     assert len(many.strategy_counts) < 3 * len(few.strategy_counts)
     assert many.gap <= 0.01 * many.certificate.bound
@@ -171,7 +173,7 @@ def test_few_lengths_are_exact_and_more_depth_is_never_worse(
     packings = [pack_histogram(Histogram(LENGTH, counts), "optimal", depth) for depth in (3, 7, "max")]
     assert tuple(packing.packs for packing in packings) == fewest
     for packing in packings:
-        assert check_certificate(packing.certificate, counts) == packing.lower_bound == packing.packs
+        assert verify_certified_lower_bound(packing.certificate, counts) == packing.lower_bound == packing.packs
 
 
 # --- hard instances: of the literature, and made with large counts or many lengths

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.pricers import BoundedPricer, compute_max_sequences_per_pack
-from gaudi_bert.packing.strategies import WorkBudget
+from gaudi_bert.packing.pricers import BoundedKnapsackPricer, compute_max_sequences_per_pack
+from gaudi_bert.packing.strategies import OperationBudget
 from tests.builders.agree import agree
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -19,7 +19,7 @@ def test_bounded_prices_are_those_of_all_packs(available: dict[int, int], depth:
     lengths = np.array(sorted(available))
     counts = np.array([available[length] for length in lengths.tolist()])
     prices = np.sort([random.random() for _ in lengths])
-    pricer = BoundedPricer(lengths, 17, depth, counts, WorkBudget())
+    pricer = BoundedKnapsackPricer(lengths, 17, depth, counts, OperationBudget())
     worth = pricer.compute_best_pack_prices(prices)
     price_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
     packs = [

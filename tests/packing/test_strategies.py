@@ -11,13 +11,13 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import (
-    WorkBudget,
+    OperationBudget,
     check_packing,
     count_packs,
     count_slots,
-    create_estimate_budget,
+    create_budget_for_estimates,
     drop_surplus_slots,
-    fill_planned_slots,
+    fill_planned_packs_with_sequences,
     sort_strategies,
 )
 from tests.builders.properties import examples
@@ -84,18 +84,18 @@ def test_settled_slots_cover_exactly(seed: int, depth: int) -> None:
         shorter = int(rng.integers(0, length + 1))
         if shorter:
             counts[shorter - 1] += 1
-    settled = fill_planned_slots(strategy_counts, counts)
+    settled = fill_planned_packs_with_sequences(strategy_counts, counts)
     check_packing(settled, Histogram(17, counts), depth)
     assert count_packs(settled) <= count_packs(strategy_counts)
 
 
 def test_a_share_is_spent_from_the_whole() -> None:
-    whole = WorkBudget(100.0)
+    whole = OperationBudget(100.0)
     part = whole.take_fraction(0.25)
     part.spend(30.0)
     assert (part.remaining, part.is_exhausted, whole.remaining, whole.is_exhausted) == (-5.0, True, 70.0, False)
 
 
 def test_rows_of_an_estimate_share_a_limit_where_packs_are_long() -> None:
-    limits = [create_estimate_budget(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
+    limits = [create_budget_for_estimates(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
     assert [limit and limit.remaining for limit in limits] == [None, None, 180e9, 180e9, 40e9, 40e9]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
+from gaudi_bert.packing.strategies import OperationBudget, check_packing, count_packs
 from gaudi_bert.packing.whole_packs import _search_exhaustively
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -21,14 +21,14 @@ def test_search_finds_the_fewest_and_no_fewer(counts: list[int], depth: int) -> 
     lengths = np.arange(1, max_length + 1)
     prices = lengths / max_length
     strategy_counts = _search_exhaustively(
-        lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, WorkBudget()
+        lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, OperationBudget()
     )[0]
     assert strategy_counts is not None
     assert count_packs(strategy_counts) <= fewest
     if any(counts):
         check_packing(strategy_counts, Histogram(max_length, np.array(counts)), depth)
         fewer = _search_exhaustively(
-            lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, WorkBudget()
+            lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, OperationBudget()
         )
         assert fewer == (None, True)
 
@@ -36,4 +36,4 @@ def test_search_finds_the_fewest_and_no_fewer(counts: list[int], depth: int) -> 
 def test_search_gives_up() -> None:
     counts = np.ones(40, dtype=np.int64)
     lengths = np.arange(1, 41)
-    assert _search_exhaustively(lengths, counts, lengths / 40, 40, 3, 21, 3, WorkBudget()) == (None, False)
+    assert _search_exhaustively(lengths, counts, lengths / 40, 40, 3, 21, 3, OperationBudget()) == (None, False)

@@ -15,7 +15,7 @@ from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata, Verifica
 from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.packing.certificate import certify_token_or_count_bound
+from gaudi_bert.packing.certificate import prove_bound_by_totals
 from gaudi_bert.packs.verify import PackedFolder
 from gaudi_bert.tfrecords.verify import verify_records
 from tests.builders import tables
@@ -122,7 +122,7 @@ def test_a_bound_that_only_a_solver_proves(tmp_path: Path) -> None:
     case = make_records(tmp_path, files=6, sequences_per_file=40, max_sequence_length=61, depth=4, algorithm="optimal")
     folder = PackedFolder(case.packed, RecordMetadata.read(case.packed), RecordManifest)
     counts = [np.array(manifest.counts) for manifest in folder.read_manifests()]
-    simple = sum(certify_token_or_count_bound(each, folder.metadata.depth).bound for each in counts)
+    simple = sum(prove_bound_by_totals(each, folder.metadata.depth).bound for each in counts)
     assert simple < folder.metadata.lower_bound == verify_records(case.source, case.packed, a_run()).content.lower_bound
 
 
