@@ -249,7 +249,7 @@ def compute_max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_leng
 
 
 def can_price_by_bounded_knapsack(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
-    """Return whether the dynamic-programming table of a `BoundedKnapsackPricer` would have at most `MOST_ENTRIES` entries."""
+    """Return whether the table of a `BoundedKnapsackPricer` for these lengths would have at most `MOST_ENTRIES` entries."""
     return bool(
         np.prod(_compute_bounded_knapsack_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES
     )

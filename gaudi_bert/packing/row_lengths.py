@@ -165,7 +165,7 @@ def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tup
 
 
 class _LengthInterval(NamedTuple):
-    """The sequences of more than `longer_than` and at most `row_length` tokens, which go into rows of `row_length` tokens."""
+    """The sequences of more than `longer_than` and at most `row_length` tokens, which are packed into rows of this size."""
 
     longer_than: int
     row_length: int
