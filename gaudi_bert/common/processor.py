@@ -185,29 +185,32 @@ def map_in_threads(
             yield function(item, buffer)
         return
     local = threading.local()
-    failed = threading.Event()
+    failed: list[int] = []
 
-    def run(item: _Item) -> _Result | None:
-        """Call `function` with an item and this thread's buffer. If another item has failed, do nothing."""
-        if failed.is_set():
+    def run(index: int, item: _Item) -> _Result | None:
+        """Call `function` with an item and this thread's buffer. If an earlier item has failed, do nothing.
+
+        An item before the one that failed is still processed, because its result is yielded before the error is raised.
+        """
+        if failed and index > min(failed):
             return None
         if not hasattr(local, "buffer"):
             local.buffer = make_buffer()
         try:
             return function(item, local.buffer)
         except BaseException:
-            failed.set()
+            failed.append(index)
             raise
 
     waiting: deque[Future[_Result | None]] = deque()
-    rest = iter(items)
+    rest = enumerate(items)
     with ThreadPoolExecutor(count) as pool:
         try:
-            waiting.extend(pool.submit(run, item) for item in itertools.islice(rest, _MAX_PENDING_PER_THREAD * count))
+            waiting.extend(pool.submit(run, *item) for item in itertools.islice(rest, _MAX_PENDING_PER_THREAD * count))
             while waiting:
                 result = waiting.popleft().result()
-                waiting.extend(pool.submit(run, item) for item in itertools.islice(rest, 1))
+                waiting.extend(pool.submit(run, *item) for item in itertools.islice(rest, 1))
                 yield result  # type: ignore[misc]
         except BaseException:
-            failed.set()  # this thread may have been interrupted, so stop the others after their current items
+            failed.append(-1)  # this thread may have been interrupted, so stop the others after their current items
             raise

@@ -110,6 +110,22 @@ def test_the_first_error_in_the_order_of_the_items_is_raised() -> None:
         list(map_in_threads(work, range(500), 3, no_buffer))
 
 
+def test_all_results_before_the_first_error_are_yielded() -> None:
+    has_failed = threading.Event()
+
+    def work(number: int, _: np.ndarray) -> int:
+        if number == 51:
+            has_failed.set()
+            raise InputError(f"item {number}")
+        assert number < 49 or has_failed.wait(60)  # items 49 and 50 end after a later item has failed
+        return number
+
+    results = []
+    with pytest.raises(InputError, match="item 51"):
+        results.extend(map_in_threads(work, range(500), 3, no_buffer))
+    assert results == list(range(51))
+
+
 def test_as_many_threads_as_items_or_cores_and_never_none() -> None:
     assert [choose_worker_count(workers, items) for workers, items in ((4, 2), (1, 9), (3, 0))] == [2, 1, 1]
     with pytest.raises(InputError, match="--workers 0: "):
