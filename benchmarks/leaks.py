@@ -21,16 +21,16 @@ import torch
 import transformers
 
 from gaudi_bert.encoders.pack_inputs import PackInputs, build_attention_mask
-from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
+from gaudi_bert.encoders.pack_inputs_trial import determine_inputs_for_packs
 from gaudi_bert.encoders.trial import (
     ALLOWED_DIFFERENCE,
     MODEL_ERRORS,
     Pack,
     build_trial_packs,
-    compute_output_scale,
-    compute_single_outputs,
+    compute_largest_neighbour_change,
+    compute_max_abs_output_or_one,
+    compute_outputs_without_packing,
     compute_token_outputs,
-    find_neighbour_change,
     largest_difference,
     make_computation_reproducible,
     split_by_sequence,
@@ -76,7 +76,7 @@ WAYS = {
 def cell(model: Any, pack_inputs: PackInputs, way: str) -> str:
     """One entry of the table."""
     rows, changed = build_trial_packs(model.config, LENGTH, pack_inputs.longest_sequence)
-    alone = compute_single_outputs(model, pack_inputs, rows)
+    alone = compute_outputs_without_packing(model, pack_inputs, rows)
     try:
         batches = [model_inputs(WAYS[way](pack_inputs, each)) for each in (rows, changed)]
         before, after = (split_by_sequence(compute_token_outputs(model, batch), rows) for batch in batches)
@@ -84,8 +84,8 @@ def cell(model: Any, pack_inputs: PackInputs, way: str) -> str:
         return "refused"
     difference, moved, scale = (
         largest_difference(before, alone),
-        find_neighbour_change(before, after, rows),
-        compute_output_scale(alone),
+        compute_largest_neighbour_change(before, after, rows),
+        compute_max_abs_output_or_one(alone),
     )
     if moved > NEIGHBOUR_BOUND * scale:
         return f"**leaks, {moved:.1g}**"
@@ -108,7 +108,7 @@ def main() -> None:
             except ValueError:  # transformers does not offer it for this model
                 continue
             with make_computation_reproducible():
-                pack_inputs = find_pack_inputs(model)
+                pack_inputs = determine_inputs_for_packs(model)
                 cells = [cell(model, pack_inputs, way) for way in WAYS]
             print(f"| {name}, {attention.split('_')[0]} | " + " | ".join(cells) + " |", flush=True)
 

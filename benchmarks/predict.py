@@ -64,7 +64,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
     weights = {name: random.normal(0, 0.05, spec.shape).astype(np.float32) for name, spec in parameter_specs(config).items()}
     model = ModelSpec(config, VectorHead("mean", normalize=True))
     embedder = engine.build_model(model, seed=None, compute_dtype="float32")
-    embedder.load_values({name: weights[name] for name in embedder.variable_shapes()})
+    embedder.load_variables({name: weights[name] for name in embedder.variable_shapes()})
 
     def runner(batch_tokens: int | None = None) -> PackRunner:
         given = {} if batch_tokens is None else {"batch_tokens": batch_tokens}

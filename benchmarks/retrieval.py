@@ -110,7 +110,7 @@ class Packed:
         self.data = PairUpdates(self.planned.sequences, self.planned.paired, self.planned.stream, shape)
         engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
         network = engine.build_model(ModelSpec(start.config, self.planned.task.head), seed=None)
-        network.load_values(start.variables)
+        network.load_variables(start.variables)
         updates = engine.create_updates(network, settings, Communicator(), shape.micro_batches)
         objective = PairObjective(task=self.planned.task, data=self.data)
         self.step = TrainingStep(updates, Communicator(), settings, objective)

@@ -134,7 +134,7 @@ class Packed:
         plan = plan_epochs(section, data, 1, 1)
         engine = load_engine("pytorch")
         network = engine.build_model(ModelSpec(start.config, task.head), seed=None)
-        network.load_values(start.variables)
+        network.load_variables(start.variables)
         updates = engine.create_updates(network, section, alone, plan.accumulation_steps)
         self._step, self._name = TrainingStep(updates, alone, section, TaskObjective(task)), data.row_lengths
         order = TrainingOrder(1, 1)

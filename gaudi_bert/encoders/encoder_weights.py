@@ -19,7 +19,7 @@ from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import read_json
 from gaudi_bert.encoders.pack_inputs import PackInputs
-from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
+from gaudi_bert.encoders.pack_inputs_trial import determine_inputs_for_packs
 from gaudi_bert.encoders.trial import MODEL_ERRORS, explain_library_error, find_max_positions, quiet_transformers
 from gaudi_bert.model.config import EncoderConfig, ModelSizes
 from gaudi_bert.model.heads import Head, PretrainingHead, TaskHead, TaskKind, VectorHead
@@ -169,7 +169,7 @@ def find_model_sizes(config: EncoderConfig, head: Head) -> ModelSizes:
     """
     library_config = build_library_config(config, head)
     return read_model_sizes(
-        library_config, find_pack_inputs(library_config, model_class=find_model_class(library_config, head))
+        library_config, determine_inputs_for_packs(library_config, model_class=find_model_class(library_config, head))
     )
 
 

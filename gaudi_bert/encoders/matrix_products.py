@@ -1,14 +1,17 @@
-"""Multiplies large float32 matrices on a CPU with the faster of two libraries, in the linear layers of any module.
+"""Multiplies large matrices on a CPU with the faster of two libraries, in the linear layers of any module.
 
 For matrix products, PyTorch calls MKL, which does not use the widest registers of processors that are not Intel's. On an AMD
 processor with AVX-512, oneDNN, which PyTorch also contains, is twice as fast. With AVX2, MKL is faster by a tenth in forward
 passes and by up to nine tenths in gradients, except that oneDNN takes a third less time for the logits of a vocabulary.
+For inference, weights can be converted to the memory layout that oneDNN multiplies fastest.
 
 Letters in shapes: I inputs and O outputs of a product.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -148,3 +151,106 @@ def _make_contiguous(matrix: Tensor) -> Tensor:
     For matrices with gaps, or expanded from a single number, oneDNN is a thousand times slower.
     """
     return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
+
+
+# --- Weights for inference, stored only once, in the memory layout that oneDNN multiplies fastest
+
+
+def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute `left @ right + bias` for matrices. `right` may be a result of `convert_to_onednn_layout`."""
+    if right.is_mkldnn:
+        return multiply_with_onednn(left.to(right.dtype), right, bias)
+    if is_large_product(left, right):
+        return LargeProduct.apply(left, right, bias, False)
+    return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+
+
+def convert_to_onednn_layout(weights_IO: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Convert weights to a dtype and to the memory layout that oneDNN prefers. The result has no gradient.
+
+    For other layouts, oneDNN and other libraries rearrange the weights in each product, which takes half of the time for 32
+    rows, and autocast converts them to bfloat16 in each product.
+
+    Args:
+        weights_IO: The right side of matrix products.
+        dtype: The dtype of the products, float32 or bfloat16.
+
+    Returns:
+        The weights in oneDNN's layout, which only `multiply` can use. If oneDNN cannot be used, the layout does not change.
+    """
+    weights_IO = weights_IO.detach().to(dtype)
+    if not (is_plain_cpu_tensor(weights_IO) and onednn_supports(dtype)):
+        return weights_IO
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weights_IO.t().contiguous())  # noqa: SLF001
+    return packed
+
+
+class OneDnnLinear(torch.nn.Linear):
+    """A linear layer for inference that stores its weights only in oneDNN's layout.
+
+    Attributes:
+        onednn_weights: The weights in oneDNN's layout.
+    """
+
+    onednn_weights: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the weights in the layout of `torch.nn.Linear`, [O, I], for modules that read the weights of their
+        layers.
+        """
+        return self.onednn_weights.to_dense()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute `input @ weight.T + bias`. Under autocast, the dtype of the weights is used, and without autocast the
+        dtype of the input.
+        """
+        if self.onednn_weights.dtype != input.dtype and not torch.is_autocast_enabled("cpu"):
+            return functional.linear(input, self.weight.to(input.dtype), self.bias)  # trials compute in float32
+        bias = None if self.bias is None else self.bias.to(self.onednn_weights.dtype)
+        return multiply(input.flatten(0, -2), self.onednn_weights, bias).unflatten(0, input.shape[:-1])
+
+
+def convert_linear_layers_for_inference(
+    module: torch.nn.Module, run_trial_pass: Callable[[], object], dtype: torch.dtype
+) -> None:
+    """Convert the weights of linear layers for inference with `convert_to_onednn_layout`, in place. Only layers that
+    `run_trial_pass()` calls are converted.
+
+    Layers whose weights are shared with another module are not changed. If `dtype` is bfloat16, layers that are also called
+    outside of autocast are not changed either.
+
+    Args:
+        module: The module that contains the layers.
+        run_trial_pass: A function that runs the module on a batch, under autocast if `dtype` is bfloat16.
+        dtype: The dtype of the products, float32 or bfloat16.
+    """
+    if not onednn_supports(dtype):
+        return
+    owners = Counter(id(weight) for owner in module.modules() for weight in owner.parameters(recurse=False))
+    calls: dict[torch.nn.Linear, bool] = {}
+
+    def record_call(layer: Any, inputs: tuple[Any, ...]) -> None:
+        """Store in `calls` whether the layer can be converted, as far as this call and the earlier calls of the layer show.
+
+        The inputs must have rows, no other module may own the weights, and autocast must be on exactly if `dtype` is
+        bfloat16.
+        """
+        converts = torch.is_autocast_enabled("cpu") == (dtype == torch.bfloat16)
+        fits = converts and bool(inputs) and inputs[0].dim() >= 2 and owners[id(layer.weight)] == 1
+        calls[layer] = calls.get(layer, True) and fits
+
+    linear_layers = [
+        layer for layer in module.modules() if type(layer) is torch.nn.Linear and is_plain_cpu_tensor(layer.weight)
+    ]
+    hooks = [layer.register_forward_pre_hook(record_call) for layer in linear_layers]
+    try:
+        run_trial_pass()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer in (layer for layer, fits in calls.items() if fits):
+        onednn_weights = convert_to_onednn_layout(layer.weight.t(), dtype)
+        del layer.weight
+        layer.__class__ = OneDnnLinear
+        layer.onednn_weights = onednn_weights

@@ -60,7 +60,7 @@ class PackInputs:
     labels_own_token: bool = False
 
     @property
-    def has_window(self) -> bool:
+    def has_attention_window(self) -> bool:
         """Whether any layer of the model limits attention to a window of nearby tokens."""
         return any(window is not None for window in (self.window, *self.window_by_layer_kind.values()))
 
@@ -70,10 +70,10 @@ def wrap_model_for_packs(model: Any, pack_inputs: PackInputs) -> Any:
 
     It is the model itself or, if `pack_inputs.embeds_without_mask`, a module that computes the embeddings first.
     """
-    return _EmbedsWithoutMask(model.base_model) if pack_inputs.embeds_without_mask else model
+    return _EncoderWithUnmaskedEmbeddings(model.base_model) if pack_inputs.embeds_without_mask else model
 
 
-class _EmbedsWithoutMask(torch.nn.Module):
+class _EncoderWithUnmaskedEmbeddings(torch.nn.Module):
     """Runs an encoder in two steps: the embeddings without the attention mask, and then the other layers with the mask."""
 
     def __init__(self, encoder: Any) -> None:
@@ -136,24 +136,24 @@ def build_additive_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype
     return {kind: mask(window) for kind, window in pack_inputs.window_by_layer_kind.items()} or mask(pack_inputs.window)
 
 
-def build_mask_for_target(
-    sequence_ids_BL: Tensor, pack_inputs: PackInputs, target: str, dtype: torch.dtype = torch.float32
+def build_mask_for_collator_target(
+    sequence_ids_BL: Tensor, pack_inputs: PackInputs, collator_target: str, dtype: torch.dtype = torch.float32
 ) -> Any:
     """Compute the attention mask in the form that a target of `PackCollator`, such as an attention kernel, requires.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
         pack_inputs: The inputs that the model needs for packs.
-        target: The name of the target.
+        collator_target: The name of the target.
         dtype: The dtype of an additive mask.
 
     Returns:
         One mask for all layers, or a dictionary with a mask for each kind of layer. It is additive for "transformers-5", a
         `BlockMask` for "flex", and int64 [B, L, L] for all other targets.
     """
-    if target == "transformers-5":
+    if collator_target == "transformers-5":
         return build_additive_masks(sequence_ids_BL, pack_inputs, dtype)
-    if target != "flex":
+    if collator_target != "flex":
         return build_attention_mask(sequence_ids_BL, pack_inputs.is_causal).long()
     masks = {
         kind: _build_block_mask(sequence_ids_BL, pack_inputs.is_causal, window)
@@ -162,8 +162,9 @@ def build_mask_for_target(
     return masks or _build_block_mask(sequence_ids_BL, pack_inputs.is_causal, pack_inputs.window)
 
 
-def convert_position_ids(position_ids: Any, pack_inputs: PackInputs) -> Any:
-    """Convert position ids that begin at 0 in each sequence to the position ids that the model expects.
+def shift_position_ids_for_model(position_ids: Any, pack_inputs: PackInputs) -> Any:
+    """Convert position ids that begin at 0 in each sequence to position ids that begin at the model's position offset. They
+    are an array or a tensor, and the result is of the same type.
 
     Padding may have positions beyond the longest sequence. They are limited to its last position.
     """

@@ -26,7 +26,12 @@ import transformers
 
 from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.pack_inputs import PackInputs, build_mask_for_target, convert_position_ids, wrap_model_for_packs
+from gaudi_bert.encoders.pack_inputs import (
+    PackInputs,
+    build_mask_for_collator_target,
+    shift_position_ids_for_model,
+    wrap_model_for_packs,
+)
 from gaudi_bert.encoders.trial import (
     ALLOWED_DIFFERENCE,
     MODEL_ERRORS,
@@ -35,15 +40,15 @@ from gaudi_bert.encoders.trial import (
     build_small_copy,
     build_trial_packs,
     choose_trial_length,
-    compute_output_scale,
-    compute_single_outputs,
+    compute_largest_neighbour_change,
+    compute_max_abs_output_or_one,
+    compute_outputs_without_packing,
     compute_token_outputs,
+    extract_logits_or_hidden_states,
     find_max_positions,
-    find_neighbour_change,
     find_ordinary_tokens,
     largest_difference,
     make_computation_reproducible,
-    select_token_outputs,
     split_by_sequence,
     temporary_evaluation_mode,
 )
@@ -72,13 +77,15 @@ class PackCheck(NamedTuple):
     largest_difference: float
 
 
-def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: type[Any] | None = None) -> PackInputs:
+def determine_inputs_for_packs(
+    model: Any, collator_target: str = "transformers-5", model_class: type[Any] | None = None
+) -> PackInputs:
     """Determine which inputs, such as masks and positions, a model needs to process packs correctly. Packs are tried on a
     small copy of the model.
 
     Args:
         model: A model or a config of `transformers`. A `PackInputs` is returned unchanged.
-        target: The target of `PackCollator` whose kind of mask is tried.
+        collator_target: The target of `PackCollator` whose kind of mask is tried.
         model_class: For a config, the `transformers` class of the model. None for the encoder class.
 
     Raises:
@@ -88,12 +95,12 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: ty
         return model
     if isinstance(model, transformers.PretrainedConfig):
         tags = any(name.endswith("ForTokenClassification") for name in model.architectures or ())
-        return replace(_find_pack_inputs_of_copy(model, model_class, target), labels_own_token=tags)
+        return replace(_determine_inputs_with_small_copy(model, model_class, collator_target), labels_own_token=tags)
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
         raise InputError(
             f"{type(model).__name__}: expected a transformers model; pass a model, its config or its model_type"
         )
-    pack_inputs = _find_pack_inputs_of_copy(model.config, type(model), target)
+    pack_inputs = _determine_inputs_with_small_copy(model.config, type(model), collator_target)
     check_output_per_token(model)
     with temporary_evaluation_mode(model):
         causal = _is_causal(model.base_model)
@@ -173,10 +180,12 @@ def check_packed_outputs(
     excluded_token = pack_inputs.unpacked_token
     short, _ = build_trial_packs(model.config, min(longest, 144), longest, excluded_token)
     full, changed = build_trial_packs(model.config, row_tokens, longest, excluded_token, padded=False)
-    largest, bound = 0.0, find_allowed_difference(model)
+    largest, bound = 0.0, find_output_tolerance(model)
 
-    def check(rows: list[Pack], description: str, difference: float) -> None:
-        """Raise an InputError if packed and single sequences differ by more than is allowed."""
+    def check_difference(rows: list[Pack], description: str, difference: float) -> None:
+        """Raise an InputError if `difference` exceeds the tolerance of the model. `difference` compares two computations of
+        the outputs for `rows`, and `description` tells the user what was compared.
+        """
         if not difference <= bound:
             raise InputError(
                 f"{type(model).__name__}: the model computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
@@ -187,9 +196,9 @@ def check_packed_outputs(
     for rows in (short[:2], full):
         with temporary_evaluation_mode(model):
             packed = split_by_sequence(compute_token_outputs(tried, build_batch(rows)), rows)
-            alone = compute_single_outputs(tried, pack_inputs, rows)
-        difference = largest_difference(packed, alone) / compute_output_scale(alone)
-        check(rows, "packed and single sequences differ", difference)
+            alone = compute_outputs_without_packing(tried, pack_inputs, rows)
+        difference = largest_difference(packed, alone) / compute_max_abs_output_or_one(alone)
+        check_difference(rows, "packed and single sequences differ", difference)
         largest = max(largest, difference)
     if training:
         change, outputs, device = 0.0, [], next(model.parameters()).device
@@ -199,12 +208,14 @@ def check_packed_outputs(
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                     torch.manual_seed(TRIAL_SEED)  # the same dropout for both
                     outputs.append(split_by_sequence(compute_token_outputs(tried, build_batch(rows)), rows))
-            change = find_neighbour_change(outputs[0], outputs[1], full) / compute_output_scale(outputs[0])
-        check(full, "in training mode, sequences change their neighbours", change)
+            change = compute_largest_neighbour_change(outputs[0], outputs[1], full) / compute_max_abs_output_or_one(
+                outputs[0]
+            )
+        check_difference(full, "in training mode, sequences change their neighbours", change)
     return PackCheck(row_tokens, largest)
 
 
-def find_allowed_difference(model: transformers.PreTrainedModel) -> float:
+def find_output_tolerance(model: transformers.PreTrainedModel) -> float:
     """Return how much the outputs of packed and single sequences may differ, depending on the dtype of the weights.
 
     The difference is relative to the largest output or to 1, whichever is larger.
@@ -213,17 +224,20 @@ def find_allowed_difference(model: transformers.PreTrainedModel) -> float:
 
 
 def check_output_per_token(model: transformers.PreTrainedModel) -> None:
-    """Raise an InputError if the head of a model returns one output per row. Accept heads that gather the outputs of each
-    sequence.
+    """Raise an InputError if the head of a model returns only one output for a row of tokens, because a packed row contains
+    several sequences, and each needs an output of its own.
+
+    Models with the attribute `gathers`, such as `PackedBertForSequenceClassification`, are not checked, because their heads
+    find the sequences in a row and return one output for each.
 
     Raises:
-        InputError: The head has one output per row, which is wrong for a row with several sequences.
+        InputError: The head returns one output per row.
     """
     if getattr(model, "gathers", False):
         return
     ids = torch.tensor(find_ordinary_tokens(model.config)[np.newaxis, :3])
     with temporary_evaluation_mode(model):
-        output = select_token_outputs(model(input_ids=ids.to(next(model.parameters()).device)))
+        output = extract_logits_or_hidden_states(model(input_ids=ids.to(next(model.parameters()).device)))
     if output.ndim != 3 or output.shape[:2] != ids.shape:
         raise InputError(f"{type(model).__name__}: {ONE_OUTPUT_PER_ROW}")
 
@@ -231,11 +245,11 @@ def check_output_per_token(model: transformers.PreTrainedModel) -> None:
 # --- Measurements on the small copy
 
 
-def _find_pack_inputs_of_copy(
-    config: transformers.PretrainedConfig, model_class: type[Any] | None, target: str
+def _determine_inputs_with_small_copy(
+    config: transformers.PretrainedConfig, model_class: type[Any] | None, collator_target: str
 ) -> PackInputs:
-    """Build a small copy of a model, and find the inputs that make it compute the same outputs for packed and single
-    sequences.
+    """Build a small copy of a model, and determine with which inputs the copy computes the same outputs for packed as for
+    single sequences.
 
     Raises:
         InputError: No inputs give the same outputs, or the model cannot be tried.
@@ -260,17 +274,17 @@ def _find_pack_inputs_of_copy(
                 is_causal=_is_causal(model),
                 position_offset=_find_position_offset(model) if takes_positions else 0,
             )
-            pack_inputs = replace(pack_inputs, longest_sequence=_find_longest_sequence(model, pack_inputs))
-            right, difference = _find_working_mask_format(model, config, pack_inputs, target)
+            pack_inputs = replace(pack_inputs, longest_sequence=_find_max_sequence_length(model, pack_inputs))
+            right, difference = _find_working_mask_format(model, config, pack_inputs, collator_target)
     except MODEL_ERRORS as error:
         reason = str(error) if isinstance(error, InputError) else "the model raises an error for a short input"
         raise InputError(_format_rejection(config, reason)) from error
     if right is None:
         lacks = "" if pack_inputs.takes_positions else "the model accepts no position_ids, and "
-        if target in ("transformers-4", "optimum-habana"):
+        if collator_target in ("transformers-4", "optimum-habana"):
             raise InputError(
-                f"target = {target!r}: the masks of this target are wrong for model type {config.model_type!r} with "
-                f"transformers {transformers.__version__} ({difference}); use target transformers-5"
+                f"target = {collator_target!r}: the masks of this target are wrong for model type {config.model_type!r} "
+                f"with transformers {transformers.__version__} ({difference}); use target transformers-5"
             )
         raise InputError(_format_rejection(config, f"{lacks}no mask keeps its sequences separate ({difference})"))
     return right
@@ -302,7 +316,7 @@ def _is_causal(model: transformers.PreTrainedModel) -> bool:
     if not bool(torch.isfinite(usual).all()):
         raise InputError("the outputs contain NaN or infinite values")
     seen, foreseen = (usual - with_earlier)[half:].abs().max(), (usual - with_later)[:half].abs().max()
-    if float(seen) <= ALLOWED_DIFFERENCE * compute_output_scale([usual]):
+    if float(seen) <= ALLOWED_DIFFERENCE * compute_max_abs_output_or_one([usual]):
         raise InputError("attention has no measurable effect on the outputs")
     return float(foreseen) <= 0.05 * float(seen)
 
@@ -326,19 +340,21 @@ def _find_position_offset(model: transformers.PreTrainedModel) -> int:
             outputs = compute_token_outputs(model, {"input_ids": ids, "position_ids": counted})
         except MODEL_ERRORS:
             continue
-        if largest_difference([outputs], [alone]) <= ALLOWED_DIFFERENCE * compute_output_scale([alone]):
+        if largest_difference([outputs], [alone]) <= ALLOWED_DIFFERENCE * compute_max_abs_output_or_one([alone]):
             return offset
     raise InputError("cannot determine how the model numbers the positions of a sequence")
 
 
-def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: PackInputs) -> int | None:
-    """Find the largest length at which a sequence does not yet affect the other sequences in its batch.
+def _find_max_sequence_length(model: transformers.PreTrainedModel, pack_inputs: PackInputs) -> int | None:
+    """Find the maximum number of tokens that a sequence may have without changing the outputs of the other sequences in its
+    batch.
 
-    A long sequence is simulated by large position ids. No short sequences are used, because some models permanently change
-    their state when they process one.
+    Some kinds of RoPE change the frequencies of the complete batch if one sequence is longer than a limit. To find the
+    limit, two sequences are run in one batch, and the position ids of the second are raised until the outputs of the first
+    change. Neither sequence is short, because some models permanently change their state when they process a short one.
 
     Returns:
-        The number, or None if there is no limit.
+        The number of tokens, or None if there is no limit.
     """
     length = choose_trial_length(model.config, pack_inputs.position_offset)
     positions = find_max_positions(model.config)
@@ -346,30 +362,34 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
     tokens = find_ordinary_tokens(model.config)
     ids = torch.tensor(np.stack([tokens[np.arange(first, first + length) % len(tokens)] for first in (0, 3)]))
 
-    def outputs_next_to(last: int) -> torch.Tensor:
-        """Run two sequences in a batch, and return the outputs of the first. The positions of the second sequence end at
-        `last` - 1.
+    def compute_first_outputs(second_end: int) -> torch.Tensor:
+        """Run the two sequences in one batch, and return the outputs of the first. They show whether the first sequence
+        depends on the positions of the second, which end before `second_end`.
         """
-        counted = torch.stack([torch.arange(length), torch.arange(last - length, last)])
+        counted = torch.stack([torch.arange(length), torch.arange(second_end - length, second_end)])
         return compute_token_outputs(model, {"input_ids": ids, "position_ids": counted + pack_inputs.position_offset})[:1]
 
-    def changes_neighbour(last: int) -> bool:
-        """Return whether a sequence with positions up to `last` - 1 changes the outputs of its neighbour in the batch."""
-        usual = outputs_next_to(length)  # computed each time, because a long sequence changes RoPE until the next short one
-        return largest_difference([outputs_next_to(last)], [usual]) > ALLOWED_DIFFERENCE * compute_output_scale([usual])
+    def changes_first_outputs(second_end: int) -> bool:
+        """Return whether the outputs of the first sequence change if the positions of the second end before `second_end`,
+        and not before `length`.
+        """
+        # Compute the usual outputs each time, because a long sequence changes RoPE until the next short sequence.
+        usual = compute_first_outputs(length)
+        bound = ALLOWED_DIFFERENCE * compute_max_abs_output_or_one([usual])
+        return largest_difference([compute_first_outputs(second_end)], [usual]) > bound
 
     try:
-        if not pack_inputs.takes_positions or not changes_neighbour(most):
+        if not pack_inputs.takes_positions or not changes_first_outputs(most):
             return None
     except MODEL_ERRORS:  # the model has a table of position embeddings, whose size already limits a sequence
         return None
-    longest = bisect_left(range(most), True, length, key=changes_neighbour) - 1
-    outputs_next_to(length)
+    longest = bisect_left(range(most), True, length, key=changes_first_outputs) - 1
+    compute_first_outputs(length)  # makes RoPE return to the frequencies for short sequences
     return longest
 
 
 def _find_working_mask_format(
-    model: transformers.PreTrainedModel, config: transformers.PretrainedConfig, pack_inputs: PackInputs, target: str
+    model: transformers.PreTrainedModel, config: transformers.PretrainedConfig, pack_inputs: PackInputs, collator_target: str
 ) -> tuple[PackInputs | None, str]:
     """Try all forms of attention masks, and find a form that gives packed and single sequences the same outputs.
 
@@ -380,7 +400,7 @@ def _find_working_mask_format(
         model: The small copy.
         config: The config of the original model, which determines the windows in the result.
         pack_inputs: The pack inputs, without windows.
-        target: The target of `PackCollator`.
+        collator_target: The target of `PackCollator`.
 
     Returns:
         The pack inputs with the right masks, or None if no form is right, and a description of what went wrong with the last
@@ -400,14 +420,16 @@ def _find_working_mask_format(
         formed = form(model.config)
         rows, _ = build_trial_packs(model.config, length, longest, formed.unpacked_token)
         try:
-            outputs = compute_token_outputs(wrap_model_for_packs(model, formed), build_packed_batch(rows, formed, target))
+            outputs = compute_token_outputs(
+                wrap_model_for_packs(model, formed), build_packed_batch(rows, formed, collator_target)
+            )
             packed.append((form, rows, split_by_sequence(outputs, rows)))
         except MODEL_ERRORS as error:
             last = str(error)
     for form, rows, sequences in packed:
-        alone = compute_single_outputs(model, pack_inputs, rows)
+        alone = compute_outputs_without_packing(model, pack_inputs, rows)
         difference = largest_difference(sequences, alone)
-        if difference <= ALLOWED_DIFFERENCE * compute_output_scale(alone):
+        if difference <= ALLOWED_DIFFERENCE * compute_max_abs_output_or_one(alone):
             return form(config), ""
         last = f"packed and single sequences differ by {difference:.1e}"
     return None, last
@@ -422,21 +444,30 @@ def _list_mask_formats(
     The last forms compute the embeddings first, and the very last one also excludes masked tokens from packs.
     """
 
-    def build_inputs(config: transformers.PretrainedConfig, by_layer: bool, itself: bool | None = None) -> PackInputs:
-        """Return the pack inputs for a config, with one mask for all layers or one mask per kind of layer."""
-        window = None if itself is None else _find_attention_window(config)
-        reach = None if window is None else window - bool(itself)
-        kinds = dict.fromkeys(("full_attention", *_list_layer_kinds(config), "sliding_attention")) if by_layer else {}
+    def add_windows(
+        config: transformers.PretrainedConfig, mask_per_layer_kind: bool, window_counts_token: bool | None = None
+    ) -> PackInputs:
+        """Return `pack_inputs` with the attention windows of a config, as one window for all layers or as one window for
+        each kind of layer (`mask_per_layer_kind`).
+
+        `window_counts_token` tells whether the size of a window in the config includes the token itself. If it is None,
+        attention has no window.
+        """
+        window = None if window_counts_token is None else _find_attention_window(config)
+        reach = None if window is None else window - bool(window_counts_token)
+        kinds = (
+            dict.fromkeys(("full_attention", *_list_layer_kinds(config), "sliding_attention")) if mask_per_layer_kind else {}
+        )
         layers = {kind: reach if "sliding" in kind else None for kind in kinds}
-        return replace(pack_inputs, window_by_layer_kind=layers, window=None if by_layer else reach)
+        return replace(pack_inputs, window_by_layer_kind=layers, window=None if mask_per_layer_kind else reach)
 
     if _find_attention_window(model.config) is not None:
-        for by_layer in (True, False) if _list_layer_kinds(model.config) else (False,):
-            for itself in (pack_inputs.is_causal, not pack_inputs.is_causal):
-                yield partial(build_inputs, by_layer=by_layer, itself=itself)
-    yield partial(build_inputs, by_layer=False)
+        for per_kind in (True, False) if _list_layer_kinds(model.config) else (False,):
+            for counts_token in (pack_inputs.is_causal, not pack_inputs.is_causal):
+                yield partial(add_windows, mask_per_layer_kind=per_kind, window_counts_token=counts_token)
+    yield partial(add_windows, mask_per_layer_kind=False)
     if _list_layer_kinds(model.config):
-        yield partial(build_inputs, by_layer=True)
+        yield partial(add_windows, mask_per_layer_kind=True)
     if hasattr(model, "embeddings"):
         first = replace(pack_inputs, embeds_without_mask=True)
         yield lambda config: first
@@ -460,22 +491,23 @@ def _find_attention_window(config: transformers.PretrainedConfig) -> int | None:
     return None
 
 
-def build_packed_batch(rows: list[Pack], pack_inputs: PackInputs, target: str = "transformers-5") -> dict[str, Any]:
+def build_packed_batch(rows: list[Pack], pack_inputs: PackInputs, collator_target: str = "transformers-5") -> dict[str, Any]:
     """Return the keyword arguments for calling a model on a batch of packs.
 
     The targets "flash" and "flex" need special software, so they are tried with the masks of "transformers-5".
     """
-    target = "transformers-5" if target in ("flash", "flex") else target
+    if collator_target in ("flash", "flex"):
+        collator_target = "transformers-5"
     columns = {
         name: torch.tensor(np.stack([row[name] for row in rows]))
         for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
     }
     batch: dict[str, Any] = {
         "input_ids": columns["input_ids"],
-        "attention_mask": build_mask_for_target(columns["sequence_ids"], pack_inputs, target),
+        "attention_mask": build_mask_for_collator_target(columns["sequence_ids"], pack_inputs, collator_target),
     }
     if pack_inputs.takes_positions:
-        batch["position_ids"] = convert_position_ids(columns["position_ids"], pack_inputs)
+        batch["position_ids"] = shift_position_ids_for_model(columns["position_ids"], pack_inputs)
     if pack_inputs.takes_token_types:
         batch["token_type_ids"] = columns["token_type_ids"]
     return batch

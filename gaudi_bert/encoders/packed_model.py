@@ -32,9 +32,9 @@ from gaudi_bert.encoders.pack_inputs import (
     PackInputs,
     build_additive_masks,
     build_membership_mask,
-    convert_position_ids,
     gather_positions,
     pool_sequences,
+    shift_position_ids_for_model,
     upcast_to_float32,
     wrap_model_for_packs,
 )
@@ -42,21 +42,21 @@ from gaudi_bert.encoders.pack_inputs_trial import (
     PackCheck,
     build_packed_batch,
     check_packed_outputs,
-    find_allowed_difference,
-    find_pack_inputs,
+    determine_inputs_for_packs,
+    find_output_tolerance,
 )
 from gaudi_bert.encoders.trial import (
     TRIAL_SEED,
     Pack,
     build_trial_packs,
     choose_trial_length,
-    compute_output_scale,
-    compute_single_outputs,
+    compute_max_abs_output_or_one,
+    compute_outputs_without_packing,
     compute_token_outputs,
+    extract_logits_or_hidden_states,
     find_ordinary_tokens,
     move_to_device,
     quiet_transformers,
-    select_token_outputs,
     split_by_sequence,
     temporary_evaluation_mode,
 )
@@ -90,7 +90,7 @@ class PackedModel:
     def __init__(self, module: Any, pack_inputs: PackInputs, head: TaskHead | None) -> None:
         self.module, self.pack_inputs = module, pack_inputs
         if pack_inputs.unpacked_token is not None and head is not None and head.kind == "masked-language-modelling":
-            raise InputError(_masked_token_error(module))
+            raise InputError(_format_mask_token_error(module))
         self._encoder, self._head, self.tried_tokens = wrap_model_for_packs(module.base_model, pack_inputs), head, 0
         self._stand_in = None if head is None else _copy_with_encoder_replaced(module)
         self._tokens_read: _TokensUsed = (
@@ -103,8 +103,8 @@ class PackedModel:
             if module is not None and module.training != training:
                 module.train(training)
 
-    def check_no_unpackable_token(self, batch: BatchArrays) -> None:
-        """Raise an InputError if a batch contains a token that must not be in packs. In some models, such as ESM, the mask
+    def check_no_forbidden_token(self, batch: BatchArrays) -> None:
+        """Raise an InputError if a batch contains a mask token, and the model is one of those, such as ESM, in which a mask
         token affects the other sequences of its pack.
 
         Raises:
@@ -112,7 +112,7 @@ class PackedModel:
         """
         token = self.pack_inputs.unpacked_token
         if token is not None and token in batch["input_ids"]:
-            raise InputError(_masked_token_error(self.module))
+            raise InputError(_format_mask_token_error(self.module))
 
     # --- Running packs through the encoder and the head
 
@@ -168,7 +168,7 @@ class PackedModel:
         masks = move_to_device(build_additive_masks(numbers_BL, pack_inputs, lowest), numbers_BL.device, self._dtype)
         inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
         if pack_inputs.takes_positions:
-            inputs["position_ids"] = convert_position_ids(batch["positions"].long(), pack_inputs)
+            inputs["position_ids"] = shift_position_ids_for_model(batch["positions"].long(), pack_inputs)
         if pack_inputs.takes_token_types:
             inputs["token_type_ids"] = batch["segment_ids"].long()
         patches = not torch.compiler.is_compiling()  # a compiler cannot trace the patch
@@ -176,7 +176,7 @@ class PackedModel:
             names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # in current and older transformers
             patches = not next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
         with patch_linear_layers() if patches else nullcontext():
-            return cast(Tensor, select_token_outputs(self._encoder(**inputs)))
+            return cast(Tensor, extract_logits_or_hidden_states(self._encoder(**inputs)))
 
     def _compute_outputs_per_text(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
         """Run the head on the hidden states of each text, and return the outputs, [B, S, C]. The head receives only the
@@ -222,8 +222,8 @@ class PackedModel:
                     return reads
         return "all"
 
-    def check_packs_of_length(self, min_tokens: int = 0) -> None:
-        """Check the outputs for packs of at least `min_tokens` tokens per row, unless rows of this length were already
+    def check_packs_if_untried(self, min_row_tokens: int = 0) -> None:
+        """Check the outputs for packs of at least `min_row_tokens` tokens per row, unless rows of this length were already
         checked with the current weights.
 
         The first check of the current weights also includes the head. Rows have at least 512 tokens, or as many as the model
@@ -232,11 +232,11 @@ class PackedModel:
         Raises:
             InputError: Packed and single sequences have different outputs.
         """
-        if self.tried_tokens and min_tokens <= self.tried_tokens:
+        if self.tried_tokens and min_row_tokens <= self.tried_tokens:
             return
         if self.tried_tokens == 0 and self._head is not None:
-            self.check_head_on_packs()
-        length = 1 << (max(min_tokens, _MIN_TRIAL_ROW_TOKENS) - 1).bit_length()
+            self.validate_head_and_measure_difference()
+        length = 1 << (max(min_row_tokens, _MIN_TRIAL_ROW_TOKENS) - 1).bit_length()
         positions = read_model_sizes(self.module.config, self.pack_inputs).positions
         self.tried_tokens, _ = self.check_packed_equals_single(min(positions, length), training=False)
 
@@ -278,7 +278,7 @@ class PackedModel:
         batch = {name: torch.from_numpy(values[None].astype(np.int32)) for name, values in features.items()}
         return cast(dict[str, Tensor], move_to_device(batch, self.device))
 
-    def check_head_on_packs(self) -> float:
+    def validate_head_and_measure_difference(self) -> float:
         """Check that the head computes the same outputs for packed and single sequences.
 
         Returns:
@@ -302,13 +302,13 @@ class PackedModel:
                 f"{type(module).__name__}: expected outputs of shape {tuple(packed.shape)} from the head, found "
                 f"{tuple(expected.shape)}; choose another model"
             )
-        scale, largest = compute_output_scale([expected]), float(expected.abs().max())
+        scale, largest = compute_max_abs_output_or_one([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
         # `difference` is relative to the largest output only if that output exceeds 1. For smaller outputs it is an absolute
         # difference, and the usual limit on the difference would hide errors. Therefore lower this limit.
         bound = min(
-            find_allowed_difference(module),
-            max(find_allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale,
+            find_output_tolerance(module),
+            max(find_output_tolerance(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale,
         )
         if not difference <= bound:
             raise InputError(
@@ -318,8 +318,8 @@ class PackedModel:
         return difference
 
 
-def _masked_token_error(model: transformers.PreTrainedModel) -> str:
-    """Return the error message for a model in which a masked token affects the other sequences of its pack."""
+def _format_mask_token_error(model: transformers.PreTrainedModel) -> str:
+    """Return the error message for a model in which a mask token affects the other sequences of its pack."""
     problem = f"{type(model).__name__}: a masked token changes the other sequences of its pack"
     if getattr(model.config, "token_dropout", False):
         problem += ", because token_dropout scales a row by its fraction of masked tokens"
@@ -454,12 +454,12 @@ def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerif
     head, _ = describe_head(model)
     say(f"verify-model: {type(model).__name__} of transformers {transformers.__version__}")
     try:
-        pack_inputs = find_pack_inputs(model.base_model)
+        pack_inputs = determine_inputs_for_packs(model.base_model)
         packed = PackedModel(model, pack_inputs, head)
         row_tokens, difference = packed.check_packed_equals_single(training=True)
         differences = {"outputs": difference}
         if head is not None:
-            differences["answers"] = packed.check_head_on_packs()
+            differences["answers"] = packed.validate_head_and_measure_difference()
         length = choose_trial_length(model.config, pack_inputs.position_offset)
         rows, _ = build_trial_packs(model.config, length, pack_inputs.longest_sequence, pack_inputs.unpacked_token)
         differences["gradient"] = _compare_gradients(model.base_model, pack_inputs, rows)
@@ -484,7 +484,7 @@ def _compare_gradients(encoder: transformers.PreTrainedModel, pack_inputs: PackI
     gradients = []
     with temporary_evaluation_mode(encoder), torch.enable_grad():
         packed = split_by_sequence(compute_token_outputs(model, build_packed_batch(rows, pack_inputs)), rows)
-        for outputs in (packed, compute_single_outputs(model, pack_inputs, rows)):
+        for outputs in (packed, compute_outputs_without_packing(model, pack_inputs, rows)):
             random = torch.Generator().manual_seed(TRIAL_SEED)
             loss = torch.stack([(each * torch.randn(each.shape, generator=random)).sum() for each in outputs]).sum()
             of_weights = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)

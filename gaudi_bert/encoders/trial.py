@@ -208,10 +208,9 @@ def build_trial_packs(
     text, usual = config.get_text_config(), find_ordinary_tokens(config)
     special_ids = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
     ids = {one for each in special_ids for one in (each if isinstance(each, list) else [each]) if type(one) is int}
-    special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
+    special = [each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size]
     low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_find_configured_tokens(config)])
-    tokens = np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
-    tokens = np.setdiff1d(tokens, [] if excluded_token is None else [excluded_token])
+    tokens = np.array(sorted({*special, *low.tolist(), *usual[usual >= _LOW_IDS][: len(low)].tolist()} - {excluded_token}))
     random = np.random.default_rng(TRIAL_SEED)
     turns = 1 + length * len(sequence_lengths) // len(tokens)
     order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # contains every token, if there is room
@@ -256,7 +255,7 @@ def _find_configured_tokens(config: transformers.PretrainedConfig) -> set[int]:
     return {value for each in configs for name, value in vars(each).items() if "token" in name and isinstance(value, int)}
 
 
-def compute_single_outputs(
+def compute_outputs_without_packing(
     model: transformers.PreTrainedModel, pack_inputs: PackInputs, rows: Sequence[Pack]
 ) -> list[torch.Tensor]:
     """Run a model on every sequence of the given packs separately, without mask or positions, and return the outputs."""
@@ -282,7 +281,7 @@ def compute_token_outputs(model: transformers.PreTrainedModel, batch: dict[str, 
     weights = next(model.parameters())
     inputs = move_to_device(batch, weights.device, weights.dtype)
     try:
-        output = select_token_outputs(model(**inputs))
+        output = extract_logits_or_hidden_states(model(**inputs))
     except MODEL_ERRORS as error:
         tokens = batch["input_ids"].shape[-1]
         raise InputError(f"the model fails on rows of {tokens} tokens with {' and '.join(batch)}") from error
@@ -291,13 +290,13 @@ def compute_token_outputs(model: transformers.PreTrainedModel, batch: dict[str, 
     return output.float().cpu()
 
 
-def select_token_outputs(output: Any) -> Any:
+def extract_logits_or_hidden_states(model_output: Any) -> Any:
     """Return the logits or, if there are none, the hidden states of all tokens from the output object of a model.
 
     They are selected by name, because the first element of an output may be something else, such as Mixtral's router loss.
     """
-    named = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
-    return next((value for value in named if value is not None), output[0])
+    named = (getattr(model_output, name, None) for name in ("logits", "last_hidden_state"))
+    return next((value for value in named if value is not None), model_output[0])
 
 
 def move_to_device(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
@@ -327,15 +326,24 @@ def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.
     return float(torch.stack([(one - other).abs().max() for one, other in zip(actual, expected, strict=True)]).max())
 
 
-def find_neighbour_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Pack]) -> float:
-    """Return the largest change in the outputs of packs. The first sequence of each pack is left out, because its own tokens
-    were changed.
+def compute_largest_neighbour_change(
+    outputs_before: Sequence[torch.Tensor], outputs_after: Sequence[torch.Tensor], rows: Sequence[Pack]
+) -> float:
+    """Return how much the outputs of sequences changed when the tokens of the first sequence in their pack were changed.
+
+    The result is the largest absolute change. The first sequence of each pack is left out, because its outputs have to
+    change.
+
+    Args:
+        outputs_before: The outputs of all sequences before the change.
+        outputs_after: The outputs of all sequences after the change.
+        rows: The packs.
     """
     others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
-    return largest_difference([before[each] for each in others], [after[each] for each in others])
+    return largest_difference([outputs_before[each] for each in others], [outputs_after[each] for each in others])
 
 
-def compute_output_scale(outputs: Sequence[torch.Tensor]) -> float:
+def compute_max_abs_output_or_one(outputs: Sequence[torch.Tensor]) -> float:
     """Return the largest absolute output, or 1 if that is larger."""
     return max(1.0, *(float(output.abs().max()) for output in outputs))
 
@@ -370,7 +378,7 @@ def _iterate_nested_configs(config: transformers.PretrainedConfig) -> Iterator[A
             yield from _iterate_nested_configs(value)
 
 
-def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> Any:
+def _copy_config_with_fewer_layers(config: transformers.PretrainedConfig, max_window: int) -> Any:
     """Return a copy of a config with shorter attention windows and fewer layers. Every kind of layer is kept."""
     small = copy.deepcopy(config)
     for each in _iterate_nested_configs(small):
@@ -395,9 +403,9 @@ def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> An
     return small
 
 
-def _reduce_layers_and_widths(config: transformers.PretrainedConfig, max_window: int) -> Any:
+def _copy_config_with_smaller_layers(config: transformers.PretrainedConfig, max_window: int) -> Any:
     """Return a copy of a config with fewer and smaller layers. Layers have at most 4 attention heads of unchanged size."""
-    small = _reduce_layers(config, max_window)
+    small = _copy_config_with_fewer_layers(config, max_window)
     for each in _iterate_nested_configs(small):
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))
         if type(heads) is int and type(hidden) is int and heads > _HEADS and hidden % heads == 0:
@@ -443,7 +451,7 @@ def build_small_copy(
         InputError: No copy can be built, or the smallest copy is too large.
     """
     reasons = []
-    for shrink in (_reduce_layers_and_widths, _reduce_layers):
+    for shrink in (_copy_config_with_smaller_layers, _copy_config_with_fewer_layers):
         try:
             small = shrink(config, max_window)
             software = getattr(config, "_attn_implementation", None)

@@ -103,9 +103,9 @@ class FailureDetector:
             self.listener.shutdown(socket.SHUT_RDWR)  # otherwise, the waiting thread would keep the port open
         self.listener.close()
 
-    def find_failure(self, min_busy_seconds: float = math.inf) -> str:
-        """Connect to all other processes, and return a description of those that are lost, suspended or busy. Also send them
-        this description.
+    def describe_failed_processes(self, min_busy_seconds: float = math.inf) -> str:
+        """Connect to all other processes, and return a description of those that are lost, suspended or busy. Send this
+        description to the other processes, so that they report the same failure.
 
         For every `_MAX_CALLS` peers, the calls take at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`. If a description is
         sent, the second calls take at most the same time again.

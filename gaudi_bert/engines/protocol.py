@@ -91,7 +91,7 @@ class Communicator:
         """Wait until every process has called this method."""
         self.sum_array(np.zeros(1))
 
-    def note_activity(self, activity: str, *, slow: bool = False) -> None:
+    def record_activity(self, activity: str, *, slow: bool = False) -> None:
         """Report to the watchdog what this process is doing. This also counts as progress.
 
         Args:
@@ -99,16 +99,16 @@ class Communicator:
             slow: Whether the activity may take longer than usual.
         """
 
-    def note_saved_update(self, update: int) -> None:
+    def record_saved_update(self, update: int) -> None:
         """Report to the watchdog the number of the last update whose checkpoint is complete. Error messages contain this
         number.
         """
 
-    def note_waiting(self) -> None:
+    def record_waiting_for_others(self) -> None:
         """Report to the watchdog that this process is about to wait for other processes."""
 
     @contextmanager
-    def watch_processes(self, settings: LoopSettings) -> Iterator[Communicator]:
+    def watch_processes_during_block(self, settings: LoopSettings) -> Iterator[Communicator]:
         """Watch the other processes inside a `with` block, and end this process if another one is lost or hangs.
 
         This base class does nothing, and `watchdog.py` implements the method for several processes. The device must already
@@ -210,10 +210,10 @@ class Model(Protocol):
         variables too.
         """
 
-    def values(self) -> dict[str, Float32Array]:
+    def copy_variables(self) -> dict[str, Float32Array]:
         """Return a copy of the values of all variables, by variable name."""
 
-    def load_values(self, values: WeightArrays) -> None:
+    def load_variables(self, values: WeightArrays) -> None:
         """Set variables to the given values. Variables that are not in `values` keep their current values.
 
         Raises:

@@ -78,15 +78,15 @@ class Watchdog:
         if self.failure_detector is not None:
             self.failure_detector.close()
 
-    def note_progress(self) -> None:
+    def record_progress(self) -> None:
         """Record that this process has made progress."""
         self._progressed_at, self._waits = time.monotonic(), False
 
-    def note_waiting(self) -> None:
+    def record_waiting_for_others(self) -> None:
         """Record that this process has finished its part of an update and waits for the other processes."""
         self._progressed_at, self._waits = time.monotonic(), True
 
-    def note_activity(self, activity: str, slow: bool) -> None:
+    def record_activity(self, activity: str, slow: bool) -> None:
         """Record that this process begins an activity.
 
         Args:
@@ -95,9 +95,9 @@ class Watchdog:
         """
         self._activity = activity
         self._limit = self._stall_seconds * (SLOW_WORK_FACTOR if slow else 1)
-        self.note_progress()
+        self.record_progress()
 
-    def note_saved_update(self, update: int) -> None:
+    def record_saved_update(self, update: int) -> None:
         """Record the number of the last update whose checkpoint is complete."""
         self._saved = update
 
@@ -105,14 +105,15 @@ class Watchdog:
         """Return what this process is doing. The failure detector sends this description to other processes on request."""
         return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._progressed_at}
 
-    def find_failure(self, min_busy_seconds: float = math.inf) -> str:
-        """Return a description of the other processes that are lost, suspended or busy. See `FailureDetector.find_failure`.
+    def describe_failed_processes(self, min_busy_seconds: float = math.inf) -> str:
+        """Return a description of the other processes that are lost, suspended or busy.
 
-        The result is empty if all other processes make progress, or if the processes have not exchanged their addresses yet.
+        The result of `FailureDetector.describe_failed_processes` is returned. It is empty if all other processes make
+        progress, or if the processes have not exchanged their addresses yet.
         """
-        return "" if self.failure_detector is None else self.failure_detector.find_failure(min_busy_seconds)
+        return "" if self.failure_detector is None else self.failure_detector.describe_failed_processes(min_busy_seconds)
 
-    def prevent_watchdog_exit(self) -> None:
+    def disarm(self) -> None:
         """Prevent the watchdog thread from ending this process, so that the caller can report an error itself.
 
         If the thread is already ending the process, this call does not return.
@@ -137,7 +138,7 @@ class Watchdog:
                 unknown = (
                     f"no progress for {waited:.0f} s, because this process or another one is lost, stopped or suspended"
                 )
-                self._report_and_exit(self.find_failure(self._stall_seconds / 2) or unknown)
+                self._report_and_exit(self.describe_failed_processes(self._stall_seconds / 2) or unknown)
             if self.failure_detector is not None and self.failure_detector.reason:
                 self._report_and_exit(self.failure_detector.reason)
             if os.getppid() != self._launcher and not self._orphaned:
@@ -162,7 +163,7 @@ class ConnectedProcess(Communicator):
     """The communicator of one process in a run with several processes. Each engine has a subclass that exchanges arrays.
 
     Attributes:
-        watchdog: Watches this process. Until `watch_processes` is entered, it does nothing.
+        watchdog: Watches this process. Until `watch_processes_during_block` is entered, it does nothing.
         facts: Values that must be equal in all processes. They are compared before the training begins.
     """
 
@@ -184,8 +185,8 @@ class ConnectedProcess(Communicator):
         value: T = pickle.loads(shared.astype(np.uint8).tobytes())
         return value
 
-    def check_processes_agree(self) -> None:
-        """Check that the facts of every process, such as its settings, equal those of rank 0.
+    def check_processes_have_same_settings(self) -> None:
+        """Check that the settings, versions, model and data of every process equal those of rank 0.
 
         Raises:
             InputError: A value differs. All processes raise the same error, about the first process that differs.
@@ -198,7 +199,9 @@ class ConnectedProcess(Communicator):
         differs = self.sum_array(differs)
 
         def describe_difference() -> str:
-            """Return a description of the first fact of this process that differs from that of rank 0."""
+            """Return the name of the first setting or other common value that differs between this process and rank 0, and
+            its values in both.
+            """
             own, right = (shorten(str(each.get(names[0]))) for each in (self.facts, first))
             return f"{names[0]} is {own} in rank {self.rank} ({host}), but {right} in rank 0 ({first_host})"
 
@@ -206,21 +209,22 @@ class ConnectedProcess(Communicator):
             found = self._run_on_rank_and_broadcast(int(differs.argmax()), describe_difference)
             raise InputError(f"{found}; start all ranks with the same version, settings, model and data")
 
-    def note_activity(self, activity: str, *, slow: bool = False) -> None:
+    def record_activity(self, activity: str, *, slow: bool = False) -> None:
         """Report to the watchdog what this process is doing."""
-        self.watchdog.note_activity(activity, slow)
+        self.watchdog.record_activity(activity, slow)
 
-    def note_saved_update(self, update: int) -> None:
+    def record_saved_update(self, update: int) -> None:
         """Report to the watchdog the number of the last update whose checkpoint is complete."""
-        self.watchdog.note_saved_update(update)
+        self.watchdog.record_saved_update(update)
 
-    def note_waiting(self) -> None:
+    def record_waiting_for_others(self) -> None:
         """Report to the watchdog that this process is about to wait for the others."""
-        self.watchdog.note_waiting()
+        self.watchdog.record_waiting_for_others()
 
     @contextmanager
-    def watch_processes(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """Watch this process and the others inside a `with` block. All processes enter and leave the block at the same time.
+    def watch_processes_during_block(self, settings: LoopSettings) -> Iterator[Communicator]:
+        """Inside a `with` block, end this process with an error message if it or another process of the run makes no
+        progress, or if another process is lost. All processes enter and leave the block at the same time.
 
         Yields:
             The communicator to use inside the block.
@@ -232,7 +236,7 @@ class ConnectedProcess(Communicator):
         with Watchdog(str(self), settings.stall_seconds) as watchdog:
             own = replace(self, watchdog=watchdog)
             try:
-                own.check_processes_agree()
+                own.check_processes_have_same_settings()
                 watchdog.failure_detector = start_failure_detector(own, watchdog.describe_activity)
                 yield own
                 own.barrier()
@@ -245,9 +249,11 @@ class ConnectedProcess(Communicator):
                 _ignore_sigterm()
                 raise
             except self.errors as error:  # another process did not take part in a sum
-                watchdog.prevent_watchdog_exit()
+                watchdog.disarm()
                 _ignore_sigterm()
-                raise watchdog.make_abort_error(watchdog.find_failure() or summarize_gloo_error(error)) from error
+                raise watchdog.make_abort_error(
+                    watchdog.describe_failed_processes() or summarize_gloo_error(error)
+                ) from error
 
 
 def _ignore_sigterm() -> None:

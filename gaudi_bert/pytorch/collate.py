@@ -25,8 +25,8 @@ import transformers
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, NOT_PREDICTED, AnyArray, IntArray, find_index_of_invalid_integer
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.pack_inputs import PackInputs, build_mask_for_target, convert_position_ids
-from gaudi_bert.encoders.pack_inputs_trial import check_packed_outputs, find_pack_inputs
+from gaudi_bert.encoders.pack_inputs import PackInputs, build_mask_for_collator_target, shift_position_ids_for_model
+from gaudi_bert.encoders.pack_inputs_trial import check_packed_outputs, determine_inputs_for_packs
 from gaudi_bert.encoders.trial import MODEL_ERRORS, Pack, build_small_copy
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
@@ -110,7 +110,7 @@ class PackCollator:
                 ) from error
         if not isinstance(model, PackInputs):  # `PackInputs` describes a model outside of transformers
             _check_attention_implementation(target, model)
-        self.pack_inputs = find_pack_inputs(model, target)
+        self.pack_inputs = determine_inputs_for_packs(model, target)
         if self.pack_inputs.embeds_without_mask:
             raise InputError(
                 "the model multiplies its embeddings by the attention mask, so its `forward` cannot process packs; use "
@@ -127,7 +127,7 @@ class PackCollator:
                 f"{option}: the option is not supported for target flash, whose batches contain no packs; omit it or use "
                 "another target"
             )
-        if target in ("transformers-4", "optimum-habana") and self.pack_inputs.has_window:
+        if target in ("transformers-4", "optimum-habana") and self.pack_inputs.has_attention_window:
             raise InputError(
                 f"target = {target!r}: the mask of this target does not support layers with an attention window; use "
                 "transformers-5 or flex"
@@ -157,7 +157,7 @@ class PackCollator:
         sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
         return {
             **batch,
-            "attention_mask": build_mask_for_target(sequence_ids_BL, self.pack_inputs, self.target, self.dtype),
+            "attention_mask": build_mask_for_collator_target(sequence_ids_BL, self.pack_inputs, self.target, self.dtype),
         }
 
     def __call__(self, rows: Sequence[Pack]) -> Batch:
@@ -235,7 +235,7 @@ class PackCollator:
             matrix = np.stack([np.asarray(row[name]) for row in rows])
             _check_32_bit_integers(matrix.reshape(-1), name)
             arrays[name] = matrix.astype(np.int64)
-        arrays["position_ids"] = convert_position_ids(arrays["position_ids"], self.pack_inputs)
+        arrays["position_ids"] = shift_position_ids_for_model(arrays["position_ids"], self.pack_inputs)
         if not self.pack_inputs.takes_positions:
             del arrays["position_ids"]
         if not self.pack_inputs.takes_token_types:

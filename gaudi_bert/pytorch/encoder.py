@@ -18,7 +18,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.encoders.encoder_weights import read_model_sizes
-from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
+from gaudi_bert.encoders.pack_inputs_trial import determine_inputs_for_packs
 from gaudi_bert.encoders.packed_model import PackedModel, describe_head
 from gaudi_bert.encoders.trial import move_to_device
 from gaudi_bert.model.heads import Pooling, TaskKind, VectorHead
@@ -67,7 +67,7 @@ class PackedEncoder:
                 f"{type(model).__name__}: the attention implementation {software} is not supported; open the model with "
                 "attn_implementation='sdpa'"
             )
-        pack_inputs = find_pack_inputs(model.base_model)
+        pack_inputs = determine_inputs_for_packs(model.base_model)
         sizes = read_model_sizes(model.config, pack_inputs)
         self._tokenizer = wrap_tokenizer(tokenizer)
         self._tokenizer.check_fits(sizes.vocab_size, sizes.segments)
@@ -82,7 +82,7 @@ class PackedEncoder:
         head, self.labels = describe_head(model)
         self.task: TaskKind | None = None if head is None else head.kind
         self._packed = PackedModel(model, pack_inputs, head)
-        self._packed.check_packs_of_length()
+        self._packed.check_packs_if_untried()
 
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """Compute an embedding vector for each text.
@@ -152,7 +152,7 @@ class PackedEncoder:
         settings = TaskSettings(name=task or "classification", too_long="window" if tags else "truncate")
 
         def outputs_of(batch: BatchArrays) -> Float32Array:
-            self._packed.check_no_unpackable_token(batch)
+            self._packed.check_no_forbidden_token(batch)
             with torch.inference_mode():
                 tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
                 outputs: Float32Array = compute(move_to_device(tensors, self._packed.device)).float().cpu().numpy()
@@ -175,7 +175,7 @@ class PackedEncoder:
                 fixed_row_length=most if self.static_shapes else None,
                 max_row_length=self.positions,
             )
-            self._packed.check_packs_of_length(max((part.length for part in plan.parts), default=0))
+            self._packed.check_packs_if_untried(max((part.length for part in plan.parts), default=0))
             was_training = self.model.training
             self._packed.train(False)
             try:

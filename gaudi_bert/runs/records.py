@@ -182,7 +182,7 @@ class _RecordsJob(Job[TrainingResult]):
         """Measure how much packing speeds up the training of this model, in sequences per second, and report the result to
         the user.
         """
-        run.communicator.note_activity("measuring the speed-up", slow=True)
+        run.communicator.record_activity("measuring the speed-up", slow=True)
         run.reporter.say("train: measuring how much faster packs are than rows with one sequence each")
         settings, communicator = plan.settings, run.communicator
         order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)

@@ -100,7 +100,7 @@ class FineTuneJob(Job[FineTuning]):
         )  # of two equal evaluations, the later one counts as better
         if is_best and not math.isnan(metrics[best_metric]):
             settings = {"model": self._labelled.start.config.to_json()}
-            written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
+            written = write_checkpoint(path.parent, Checkpoint(update, model.copy_variables(), settings=settings))
             BestCheckpoint(update=update, metric=best_metric, metrics=metrics).write(path)
             for other in path.parent.glob("update-*.safetensors"):
                 if other != written:
@@ -113,9 +113,9 @@ class FineTuneJob(Job[FineTuning]):
         model, communicator, out, labelled = loop.model, loop.context.communicator, self._out, self._labelled
         best = communicator.run_on_first_process(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
         if best is not None and communicator.is_first:
-            model.load_values(read_checkpoint(find_checkpoint(out / "best")).variables)
+            model.load_variables(read_checkpoint(find_checkpoint(out / "best")).variables)
         if communicator.size > 1:
-            model.load_values(communicator.broadcast(model.values()))
+            model.load_variables(communicator.broadcast(model.copy_variables()))
         result = None if self.evaluation is None else self.evaluation.evaluate_model(model, communicator)
         if communicator.is_first:
             self._write_model(model, result)
@@ -142,7 +142,7 @@ class FineTuneJob(Job[FineTuning]):
         """Write the files of the fine-tuned model, and its predictions for the evaluation rows."""
         out, labelled = self._out, self._labelled
         write_task_folder(
-            out, labelled.start, labelled.task, model.values(), labelled.tokenizer, labelled.max_sequence_length
+            out, labelled.start, labelled.task, model.copy_variables(), labelled.tokenizer, labelled.max_sequence_length
         )
         if labelled.task.name == "embedding":
             hidden_size = labelled.start.sizes.hidden_size

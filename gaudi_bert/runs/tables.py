@@ -242,7 +242,7 @@ class _TableJob(Job[TableTraining]):
         """Write the trained model in the format of `transformers`, and return the result of the run."""
         context, start, source = loop.context, self._start, self._source
         if context.communicator.is_first:
-            values = loop.model.values()
+            values = loop.model.copy_variables()
             write_task_folder(context.folder, start, self._task, values, source.tokenizer, source.max_row_length)
         figures = loop.report.metrics.as_json() if loop.report is not None else None
         return TableTraining(

@@ -185,7 +185,7 @@ class ServedModel:
 
     def _check_sequences(self, sequences: Sequences) -> Sequences:
         """Check that the sequences may share rows with other texts, and return the sequences."""
-        self.torch_model.prepare_batch({"input_ids": sequences.input_ids})
+        self.torch_model.validate_and_extend_batch({"input_ids": sequences.input_ids})
         return sequences
 
     def encode_text(self, text: str, add_special_tokens: bool) -> Any:

@@ -275,7 +275,7 @@ def _load_model(
         device, precision, notes = _open_device(engine, options)
         compiled = device.compiles if options.compile is None else options.compile
         model = engine.build_model(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
-        model.load_values(start.variables)
+        model.load_variables(start.variables)
         if isinstance(start.config, EncoderConfig):
             cast("TorchEncoder", model).check_packed_equals_single()
         model.freeze()

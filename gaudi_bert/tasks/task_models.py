@@ -83,10 +83,10 @@ def has_causal_attention(model: Path) -> bool:
     if is_bert(model):
         return False
     from gaudi_bert.encoders.encoder_weights import build_library_config, read_encoder_config
-    from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
+    from gaudi_bert.encoders.pack_inputs_trial import determine_inputs_for_packs
 
     folder = model if model.is_dir() else model.parent
-    return find_pack_inputs(
+    return determine_inputs_for_packs(
         build_library_config(read_encoder_config(folder / "config.json"), VectorHead("cls", normalize=False))
     ).is_causal
 

@@ -388,7 +388,7 @@ def restore_newest_checkpoint(
         raise InputError(
             f"{checkpoint_folder}: the checkpoint belongs to another run: {other}; remove it, or train with --overwrite"
         )
-    model.load_values(checkpoint.variables)
+    model.load_variables(checkpoint.variables)
     updates.load_moments(checkpoint.first_moments, checkpoint.second_moments)
     return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
 
@@ -427,6 +427,6 @@ def broadcast_state(progress: Progress, model: Model, updates: Updates, communic
     if communicator.size == 1:
         return progress
     shared = communicator.sum_array(np.array(astuple(progress if communicator.is_first else Progress()), np.float64))
-    model.load_values(communicator.broadcast(model.values()))
+    model.load_variables(communicator.broadcast(model.copy_variables()))
     updates.load_moments(*(communicator.broadcast(moments) for moments in updates.copy_moments()))
     return Progress(*(int(value) for value in shared))

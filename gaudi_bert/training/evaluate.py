@@ -106,7 +106,7 @@ def _evaluate_checkpoint(
     reporter.say(f"evaluate: {chosen.format_choice()}")
     # Metrics must not depend on the precision or the device that was used for training, so always compute in float32.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
-    with communicator.watch_processes(settings) as watched:
+    with communicator.watch_processes_during_block(settings) as watched:
         # The output file may contain metrics of another checkpoint or of other data. Replace them even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.run_on_first_process(
@@ -116,7 +116,7 @@ def _evaluate_checkpoint(
             return StageOutput(watched.run_on_first_process(lambda: EvaluationResult.read(out)), skipped=True)
         config = BertConfig.from_json(stored.settings["model"])
         model = engine.build_model(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
-        model.load_values(stored.variables)
+        model.load_variables(stored.variables)
         model.freeze()
         evaluations = []
         for source in sources:
@@ -213,7 +213,7 @@ class EvaluationSet(ABC, Generic[E]):
         """
         totals, outputs = np.zeros(self.metric_sum_count, np.float64), self.allocate_outputs()
         for number, (batch, scatter) in enumerate(self.read_batches(communicator.rank, communicator.size)):
-            communicator.note_activity("an evaluation", slow=number == 0)
+            communicator.record_activity("an evaluation", slow=number == 0)
             values, sums = model.evaluate_batch(batch)
             totals += np.concatenate([sums.astype(np.float64), self.count_labels(batch)])
             if outputs is not None and values is not None and scatter is not None:

@@ -128,7 +128,7 @@ class TrainingLoop:
             FailedError: A loss or gradient is not finite.
         """
         context, first_update, updates = self.context, self.progress.update, self._settings.updates
-        context.communicator.note_saved_update(first_update)
+        context.communicator.record_saved_update(first_update)
         if first_update:
             context.reporter.say(f"{self._stage}: resuming after update {first_update}")
         with ExitStack() as stack:
@@ -182,7 +182,7 @@ class TrainingLoop:
     def _run_update(self, task: Task) -> None:
         """Run one weight update, count it and its packs in `self.progress`, and advance the progress bar on the screen."""
         context, update = self.context, self.progress.update + 1
-        context.communicator.note_activity(f"update {update}", slow=self._is_cold)
+        context.communicator.record_activity(f"update {update}", slow=self._is_cold)
         self._interval.start_clock_if_due()
         batches = list(islice(self.batches, len(self.plan.list_micro_batches(update))))
         sums = self.step.run_update(batches, update, compute_learning_rate(update, self._settings))
@@ -206,7 +206,7 @@ class TrainingLoop:
         settings, update = self._settings, self.progress.update
         # The first process finishes writing a checkpoint before it starts the next update. Therefore the last checkpoint is
         # complete by now.
-        self.context.communicator.note_saved_update(self._saved)
+        self.context.communicator.record_saved_update(self._saved)
         last = update == settings.updates
         evaluates = last or (not is_stopping and update % settings.evaluate_every_updates == 0)
         saves = last or is_stopping or update % settings.save_every_updates == 0
@@ -283,11 +283,11 @@ class TrainingLoop:
         self._saved = progress.update
         if not context.communicator.is_first:
             return
-        context.communicator.note_activity(f"the checkpoint of update {progress.update}", slow=True)
+        context.communicator.record_activity(f"the checkpoint of update {progress.update}", slow=True)
         first_moments, second_moments = self.step.updates.copy_moments()
         checkpoint = Checkpoint(
             update=progress.update,
-            variables=self.model.values(),
+            variables=self.model.copy_variables(),
             first_moments=first_moments,
             second_moments=second_moments,
             progress={
@@ -302,7 +302,7 @@ class TrainingLoop:
         # A checkpoint must never be in the store without the log lines that precede it, so upload the logs first.
         upload_changed_files(context.folder)
         write_checkpoint(context.checkpoint_folder, checkpoint)
-        context.communicator.note_saved_update(self._saved)
+        context.communicator.record_saved_update(self._saved)
         remove_old_checkpoints(context.checkpoint_folder, self._settings.keep_checkpoints)
 
 

@@ -141,7 +141,7 @@ class Job(ABC, Generic[R]):
 
         Only the first process calls this.
         """
-        model.load_values(self.initial_variables)
+        model.load_variables(self.initial_variables)
 
     def save_if_best(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
         """Save the weights of the model if no earlier evaluation of the run was better. By default, do nothing.
@@ -325,7 +325,7 @@ def _open_run_folder(
     if threads is None and communicator.local_size > 1:  # divide the cores among the processes of a host
         threads = max(1, count_usable_cores() // communicator.local_size)
     device = engine.open_device(section, threads)
-    with communicator.watch_processes(section) as watched, ExitStack() as stack:
+    with communicator.watch_processes_during_block(section) as watched, ExitStack() as stack:
         # The folder of a finished run may be read-only, and then it cannot be locked. So check for a result before locking
         # the folder.
         is_done = watched.run_on_first_process(

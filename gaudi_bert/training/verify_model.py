@@ -145,7 +145,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
     def build_model(compute_dtype: _Dtype) -> Model:
         """Build a model that computes in the given dtype, and load the weights into it."""
         model = engine_module.build_model(spec, seed=_SEED, compute_dtype=compute_dtype)
-        model.load_values(values)
+        model.load_variables(values)
         return model
 
     per_sequence = _check_packed_equals_unpacked(build_model, batch, "sequence", reporter.say)

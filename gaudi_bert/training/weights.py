@@ -142,7 +142,7 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
             f"{weights.path}: the weights belong to another model: {problem}; use the model settings with which they were "
             "trained"
         )
-    model.load_values(weights.variables)
+    model.load_variables(weights.variables)
     return weights
 
 

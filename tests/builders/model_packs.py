@@ -47,10 +47,10 @@ def small_model(
     noise = np.random.default_rng(seed)
     moved = {
         name: value + noise.normal(0, 0.2, value.shape).astype(np.float32)
-        for name, value in model.values().items()
+        for name, value in model.copy_variables().items()
         if value.ndim == 1
     }
-    model.load_values(moved)
+    model.load_variables(moved)
     return model
 
 

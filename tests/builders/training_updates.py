@@ -68,7 +68,7 @@ def run_updates(
     for update in range(1, UPDATES + 1):
         own_packs = packs_of(update)[communicator.rank :: communicator.size]
         step.run_update([packed(own_packs[part::micro_batches]) for part in range(micro_batches)], update, 1e-3)
-    return model.values()
+    return model.copy_variables()
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:

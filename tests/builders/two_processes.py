@@ -86,7 +86,7 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     connected = connect_processes(TrainingSettings(), {})
     facts = {}
-    with connected.watch_processes(TrainingSettings(stall_seconds=60)) as communicator:
+    with connected.watch_processes_during_block(TrainingSettings(stall_seconds=60)) as communicator:
         for name, arguments in CASES.items():
             parameters = work.run_updates(communicator, **arguments)
             if communicator.is_first:

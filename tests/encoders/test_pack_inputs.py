@@ -14,7 +14,7 @@ from gaudi_bert.encoders.pack_inputs import PackInputs  # noqa: E402
 from gaudi_bert.encoders.pack_inputs_trial import build_packed_batch  # noqa: E402
 from gaudi_bert.encoders.trial import (  # noqa: E402
     build_trial_packs,
-    compute_single_outputs,
+    compute_outputs_without_packing,
     compute_token_outputs,
     largest_difference,
     split_by_sequence,
@@ -50,7 +50,7 @@ def packs_differ(model: Any, pack_inputs: PackInputs) -> float:
     rows, _ = build_trial_packs(model.config, 256)
     with torch.no_grad():
         packed = split_by_sequence(compute_token_outputs(model, build_packed_batch(rows, pack_inputs)), rows)
-        return largest_difference(packed, compute_single_outputs(model, pack_inputs, rows))
+        return largest_difference(packed, compute_outputs_without_packing(model, pack_inputs, rows))
 
 
 def test_a_window_longer_than_the_packs_is_seen() -> None:

@@ -81,11 +81,11 @@ def test_a_model_that_packs_are_not_right_for_fails(tmp_path: Path) -> None:
 
 def test_a_gradient_of_packs_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_encoder(tmp_path / "m", "roberta", "AutoModel")
-    right = packed_model.compute_single_outputs
+    right = packed_model.compute_outputs_without_packing
 
     def damped(*inputs: Any) -> list[torch.Tensor]:
         return [each / 2 + each.detach() / 2 for each in right(*inputs)]
 
-    monkeypatch.setattr(packed_model, "compute_single_outputs", damped)
+    monkeypatch.setattr(packed_model, "compute_outputs_without_packing", damped)
     with pytest.raises(FailedError, match="gradients"):
         verify_model(checkpoint=tmp_path / "m", reporter=QUIET)

@@ -31,9 +31,9 @@ end, victims = sys.argv[1], json.loads(sys.argv[2])
 settings = load_pipeline(None, ["training.stall_seconds=3", "training.log_every_updates=1"]).training
 process = distributed.connect_processes("cpu", settings, {})
 try:
-    with process.watch_processes(settings) as own:
+    with process.watch_processes_during_block(settings) as own:
         for update in range(1, 2000):
-            own.note_activity(f"update {update}")
+            own.record_activity(f"update {update}")
             if update == 5 and own.rank in victims:
                 if end == "SLEEP":
                     time.sleep(60)
@@ -121,18 +121,18 @@ def test_who_is_found_is_told_to_all_and_strangers_are_not_heard(listening: Call
     """One that asks late would else miss those that have ended because of the first one."""
     first, second, third = (listening(rank) for rank in range(3))
     first.peers = [peer_of(second), peer_of(third)]
-    assert first.find_failure() == "", "all answer, and wait"
+    assert first.describe_failed_processes() == "", "all answer, and wait"
     stranger = FailureDetector("guess", 9, dict, first.listener)
     assert stranger.send_message(peer_of(second), {}) == "ended"
     stranger.send_message(peer_of(second), {"reason": "a lie"})
     third.close()
     socket.create_connection(("127.0.0.1", first.peers[0].port)).close()
     third_peer = first.peers[1]
-    assert first.find_failure() == "rank 2 (pod-2) is lost because the process has ended"
+    assert first.describe_failed_processes() == "rank 2 (pod-2) is lost because the process has ended"
     while not second.reason:  # the message may still be on its way
         time.sleep(0.01)
     second.peers = [peer_of(first), third_peer, Peer(3, "pod-3", ("127.0.0.1",), find_free_port())]
-    assert second.find_failure() == first.reason
+    assert second.describe_failed_processes() == first.reason
 
 
 def test_of_those_that_answer_the_busy_one_is_named_and_the_lost_ones_come_first() -> None:

@@ -46,7 +46,7 @@ def check_against_naive(model: Model, packs, length: int, masked_slots: int, dep
     batch = collate_packs(packs, length, masked_slots, depth)
     outputs, losses, gradients = model.compute_losses_and_gradients(batch, loss)
     sequences = [sequence for pack in packs for sequence in pack]
-    expected = naive.everything(model.spec.config, model.values(), sequences, loss)
+    expected = naive.everything(model.spec.config, model.copy_variables(), sequences, loss)
     for placed, (hidden, words, sentence) in zip(split_packs(batch), expected[0], strict=True):
         agree(outputs["hidden_states"][placed.pack, placed.positions], hidden, OUTPUT_BOUND, scale=1.0)
         agree(outputs["masked_lm_logits"][placed.pack, placed.masked_slots], words, OUTPUT_BOUND, scale=1.0)

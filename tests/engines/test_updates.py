@@ -34,7 +34,7 @@ def test_first_weights_are_a_function_of_seed_and_name() -> None:
     spec, config = ModelSpec(small_config(), PretrainingHead()), small_config()
     expected = {name: draw_initial_value(name, each, 0.2, 7) for name, each in parameter_specs(config).items()}
     for engine in ("tensorflow", "pytorch"):
-        values = load_engine(engine).build_model(spec, seed=7).values()
+        values = load_engine(engine).build_model(spec, seed=7).copy_variables()
         assert list(values) == list(expected)
         identical(values, expected)
 
@@ -66,7 +66,7 @@ def test_micro_batches_may_be_slow_in_the_first_update_and_where_rows_have_anoth
     told = []
 
     class Listening(Communicator):
-        def note_activity(self, activity: str, *, slow: bool = False) -> None:
+        def record_activity(self, activity: str, *, slow: bool = False) -> None:
             told.append((activity, slow))
 
     model, settings = work.make_model(engine=engine), TrainingSettings(seed=3)
@@ -108,14 +108,16 @@ def updated(engine: str, batches: list[dict[str, Any]], seeds: np.ndarray, updat
     config = small_config(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     model = load_engine(engine).build_model(ModelSpec(config, VectorHead("mean", normalize=False)), seed=3)
     noise = np.random.default_rng(3)
-    model.load_values({k: v + noise.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model.values().items()})
+    model.load_variables(
+        {k: v + noise.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model.copy_variables().items()}
+    )
     updates = load_engine(engine).create_updates(model, SETTINGS, Communicator(), len(batches))
     figures = [
         updates.run_update(batches, seeds, np.ones((len(batches), 2)), scalars_of(update), update, update_loss)()
         for update in (1, 2, 3)
     ]
     assert engine == "pytorch" or len(updates.graphs) == 1
-    return np.array(figures), model.values()
+    return np.array(figures), model.copy_variables()
 
 
 def scalars_of(update: int) -> UpdateScalars:

@@ -35,7 +35,7 @@ def watched(body: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_process_that_waits_in_vain_ends_by_one_line_with_the_last_saved_update() -> None:
     done = watched(
-        "dog.note_saved_update(3)\ndog.note_activity('update 4', slow=False)\nfor _ in range(600): time.sleep(0.05)"
+        "dog.record_saved_update(3)\ndog.record_activity('update 4', slow=False)\nfor _ in range(600): time.sleep(0.05)"
     )
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
@@ -44,7 +44,7 @@ def test_a_process_that_waits_in_vain_ends_by_one_line_with_the_last_saved_updat
 
 
 def test_a_process_that_sleeps_where_no_python_runs_ends_too() -> None:
-    done = watched("dog.note_activity('a step', slow=False)\nimport ctypes\nctypes.CDLL(None).sleep(60)")
+    done = watched("dog.record_activity('a step', slow=False)\nimport ctypes\nctypes.CDLL(None).sleep(60)")
     assert done.returncode == 1
     assert "during a step: " in done.stderr
 
@@ -52,8 +52,8 @@ def test_a_process_that_sleeps_where_no_python_runs_ends_too() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "for _ in range(8): time.sleep(0.25); dog.note_progress()",
-        "dog.note_activity('a graph', slow=True)\ntime.sleep(1.5)",
+        "for _ in range(8): time.sleep(0.25); dog.record_progress()",
+        "dog.record_activity('a graph', slow=True)\ntime.sleep(1.5)",
         "pass",
     ],
     ids=["moves", "slow work", "left"],
@@ -93,7 +93,7 @@ def test_all_end_alike_and_name_the_first_rank_that_runs_something_else(size: in
     def end_of(rank: int) -> str:
         facts = {"gaudi-bert": "1.0", "training.updates": 7 + 100 * rank * (rank in others)}
         try:
-            OneThread(rank, size, facts=facts).check_processes_agree()
+            OneThread(rank, size, facts=facts).check_processes_have_same_settings()
         except InputError as error:
             return str(error)
         return ""

@@ -93,7 +93,7 @@ def weighted_model(engine: EngineName, task: Task) -> Model:
     model = load_engine(engine).build_model(ModelSpec(config, task.head), seed=None)
     for name, shape in model.variable_shapes().items():
         noise = random.normal(0, size(name), shape) + float(name.endswith("gamma"))
-        model.load_values({name: noise.astype(np.float32)})
+        model.load_variables({name: noise.astype(np.float32)})
     return model
 
 
@@ -199,7 +199,7 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
     task = make_task(name)
     sequences = make_sequences(task)
     model = weighted_model(engine, task)
-    theirs = alone(model.spec.config, task, model.values(), sequences, packed_in(1))
+    theirs = alone(model.spec.config, task, model.copy_variables(), sequences, packed_in(1))
     norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in theirs.gradients.values()))
     for depth in DEPTHS:
         packs = packed_in(depth)

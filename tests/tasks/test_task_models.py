@@ -189,7 +189,7 @@ def test_vectors_of_packs(
     plan = plan_window(sequences.lengths, hidden_size=24, fixed_row_length=64 if one_shape else None)
     assert plan.gain > 1.5
     model = model_of(weights.config, VectorHead(pooling, normalize=False), None, engine)
-    model.load_values({name: weights.variables[name] for name in model.variable_shapes()})
+    model.load_variables({name: weights.variables[name] for name in model.variable_shapes()})
     found = PackRunner(model.compute_outputs, False, 24, 5 * 64, "filled" if one_shape else "single").run(sequences, plan)
     agree(found, alone[pooling], 1e-5, scale=1.0)
 

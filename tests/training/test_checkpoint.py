@@ -165,7 +165,7 @@ SIGNATURE = {"stage": "train", "settings": {"training": {"seed": 1, "updates": 9
 
 def save_run(folder, model: Model, progress: dict | None = None):
     random = np.random.default_rng(0)
-    values = model.values()
+    values = model.copy_variables()
     first, second = ({name: random.random(value.shape, np.float32) for name, value in values.items()} for _ in range(2))
     progress = progress or {"packs": 30, "order": 4, "processes": 2, "sequences": 80, "tokens": 900}
     checkpoint = Checkpoint(5, values, first, second, progress, {"run": SIGNATURE})
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_a
     model, updates = make_run(1)
     assert restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print) == Progress()
     position = {"packs": 6, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}
-    write_checkpoint(tmp_path, Checkpoint(5, model.values(), *updates.copy_moments(), position))
+    write_checkpoint(tmp_path, Checkpoint(5, model.copy_variables(), *updates.copy_moments(), position))
     with pytest.raises(InputError, match=r"uses reading order 3, .* uses reading order 4;"):
         restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print)
 
@@ -195,10 +195,10 @@ def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_a
 def test_a_checkpoint_of_another_run_is_refused_but_one_of_fewer_updates_is_not(tmp_path, place, value, expected) -> None:
     model, updates = make_run(1)
     save_run(tmp_path, model)
-    before = model.values()
+    before = model.copy_variables()
     with pytest.raises(InputError, match=rf"\A[^\n]*the checkpoint belongs to another run: {expected}; [^\n]*\Z"):
         restore_newest_checkpoint(tmp_path, model, updates, {**SIGNATURE, place: value}, print)
-    identical(model.values(), before)
+    identical(model.copy_variables(), before)
     longer = {**SIGNATURE, "settings": {"training": {"seed": 1, "updates": 90}}}
     assert restore_newest_checkpoint(tmp_path, model, updates, longer, print).update == 5
 
@@ -206,12 +206,12 @@ def test_a_checkpoint_of_another_run_is_refused_but_one_of_fewer_updates_is_not(
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path) -> None:
     path, _ = save_run(tmp_path, make_run(1)[0])
     model, updates = make_run(2, num_hidden_layers=2)
-    before = model.values()
+    before = model.copy_variables()
     with pytest.raises(InputError, match=r"belongs? to another model: bert/.*layer_1/.*found none"):
         restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print)
     with pytest.raises(InputError, match=r"belongs? to another model"):
         load_weights(path, model, model.spec.config)
-    identical(model.values(), before)
+    identical(model.copy_variables(), before)
 
 
 class SecondOfTwo(Communicator):
@@ -230,6 +230,6 @@ def test_the_other_processes_are_given_the_state_of_the_first() -> None:
     model, updates = make_run(2)
     own = Progress(99, 99, 99, 99)
     assert broadcast_state(own, model, updates, SecondOfTwo(rank=1, size=2)) == Progress(5, 30, 80, 900)
-    for values in (model.values(), *updates.copy_moments()):
+    for values in (model.copy_variables(), *updates.copy_moments()):
         assert all((value == 7).all() for value in values.values())
     assert broadcast_state(own, model, updates, Communicator()) == own

@@ -24,7 +24,7 @@ from tests.builders.reporters import QUIET
 @pytest.fixture
 def checkpoint(tmp_path):
     config = small_config(max_position_embeddings=64, attention="causal")
-    values = pretraining_model(config, 3).values()
+    values = pretraining_model(config, 3).copy_variables()
     write_checkpoint(tmp_path / "checkpoints", Checkpoint(7, values, settings={"model": config.to_json()}))
     return tmp_path
 

@@ -37,13 +37,13 @@ def make_model(seed: int = 3, **changes) -> Model:
 
 
 def save_ours(folder, model):
-    checkpoint = Checkpoint(4, model.values(), settings={"model": model.spec.config.to_json()})
+    checkpoint = Checkpoint(4, model.copy_variables(), settings={"model": model.spec.config.to_json()})
     return write_checkpoint(folder / "checkpoints", checkpoint)
 
 
 def save_hugging_face(folder, model):
     folder.mkdir(parents=True)
-    save_file(convert_to_hugging_face(model.values()), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(convert_to_hugging_face(model.copy_variables()), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps({**model.spec.config.to_json(), "model_type": "bert"}))
     return folder
 
@@ -59,7 +59,7 @@ def write_google_checkpoint(prefix: Path, values) -> None:
 
 def save_google(folder, model):
     folder.mkdir(parents=True)
-    write_google_checkpoint(folder / "bert_model.ckpt", model.values())
+    write_google_checkpoint(folder / "bert_model.ckpt", model.copy_variables())
     (folder / "bert_config.json").write_text(json.dumps(model.spec.config.to_json()))
     return folder
 
@@ -74,7 +74,7 @@ def test_weights_come_back_to_the_bit_and_dropout_may_differ(tmp_path, kind) -> 
     other = make_model(seed=8, hidden_dropout_prob=0.5)
     weights = load_weights(tmp_path / "there", other, other.spec.config)
     assert (weights.kind, weights.config, weights.missing_variables) == (kind, model.spec.config, [])
-    identical(other.values(), model.values())
+    identical(other.copy_variables(), model.copy_variables())
 
 
 @pytest.mark.parametrize("kind", SAVERS)
@@ -82,10 +82,10 @@ def test_another_function_is_refused_and_nothing_is_changed(tmp_path, kind) -> N
     SAVERS[kind](tmp_path / "there", make_model())
     for setting, value in (("max_position_embeddings", 9), ("num_attention_heads", 3), ("hidden_act", "relu")):
         other = make_model(seed=8, **{setting: value})
-        before = other.values()
+        before = other.copy_variables()
         with pytest.raises(InputError, match=f"{setting} is .* there, but {value} here"):
             load_weights(tmp_path / "there", other, other.spec.config)
-        identical(other.values(), before)
+        identical(other.copy_variables(), before)
 
 
 def test_a_bare_encoder_leaves_the_heads_as_they_are(tmp_path) -> None:
@@ -93,10 +93,10 @@ def test_a_bare_encoder_leaves_the_heads_as_they_are(tmp_path) -> None:
     folder = save_hugging_face(tmp_path / "there", model)
     tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if name.startswith("bert.")}
     save_file({name: value for name, value in tensors.items() if "pooler" not in name}, folder / "model.safetensors")
-    heads = {name: value for name, value in other.values().items() if name.startswith(("cls/", "bert/pooler/"))}
+    heads = {name: value for name, value in other.copy_variables().items() if name.startswith(("cls/", "bert/pooler/"))}
     weights = load_weights(folder, other, other.spec.config)
     assert set(weights.missing_variables) == set(heads)
-    after = other.values()
+    after = other.copy_variables()
     identical({name: after[name] for name in heads}, heads)
     identical({name: value for name, value in after.items() if name not in heads}, weights.variables)
 
@@ -110,12 +110,12 @@ def test_a_model_in_several_files_is_read_as_one(tmp_path) -> None:
     for file in set(places.values()):
         save_file({name: value for name, value in tensors.items() if places[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    identical(dict(read_weights(folder).variables), model.values())
+    identical(dict(read_weights(folder).variables), model.copy_variables())
 
 
 def test_what_tf1_saver_writes_while_training_is_read_without_the_optimiser(tmp_path) -> None:
     """The names of a training checkpoint: moments below each variable, counters beside them."""
-    values, prefix = make_model().values(), tmp_path / "model.ckpt-28252"
+    values, prefix = make_model().copy_variables(), tmp_path / "model.ckpt-28252"
     moments = {f"{name}/adam_{moment}": value for name, value in values.items() for moment in "mv"}
     write_google_checkpoint(prefix, {**values, **moments, "global_step": np.int64(28252)})
     for path in (prefix, tmp_path, tmp_path / "model.ckpt-28252.index"):
@@ -124,7 +124,7 @@ def test_what_tf1_saver_writes_while_training_is_read_without_the_optimiser(tmp_
         identical(weights.variables, values)
     other = make_model(seed=8)
     load_weights(prefix, other, other.spec.config)
-    identical(other.values(), values)
+    identical(other.copy_variables(), values)
     with pytest.raises(InputError, match=r"word_embeddings: .*\[12, 6\].*\[11, 6\]"):
         load_weights(prefix, (wider := make_model(vocab_size=12)), wider.spec.config)
 
@@ -150,7 +150,7 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
     refused(google, "is not a complete TF1 checkpoint")
     write_google_checkpoint(tmp_path / "other.ckpt", {"dense/kernel": np.zeros(3, np.float32)})
     refused(tmp_path / "other.ckpt", "contains no variable whose name begins with bert/")
-    write_google_checkpoint(google / "second.ckpt", model.values())
+    write_google_checkpoint(google / "second.ckpt", model.copy_variables())
     refused(google, "contains 2 TF1 checkpoints; pass one")
     refused(tmp_path / "nothing", "no such folder")
     (tmp_path / "empty").mkdir()
@@ -230,7 +230,7 @@ def test_what_cannot_be_exported_is_refused(whole_run, causal, tmp_path) -> None
 
 
 def test_names_and_back_to_the_bit_also_by_old_names_with_tied_copies():
-    values = small_model().values()
+    values = small_model().copy_variables()
     state = convert_to_hugging_face(values)
     assert len(state) == len(values)
     identical(_convert_from_hugging_face(state, small_config()), values)
@@ -260,7 +260,7 @@ OLD = "bert.encoder.layer.0.output.LayerNorm.gamma"
     ],
 )
 def test_other_weights_are_refused(change, message):
-    state = convert_to_hugging_face(small_model().values())
+    state = convert_to_hugging_face(small_model().copy_variables())
     change(state)
     with pytest.raises(InputError, match=message):
         _convert_from_hugging_face(state, small_config())

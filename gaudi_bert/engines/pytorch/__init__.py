@@ -38,8 +38,8 @@ _QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "1000"}
 
 
-def has_gaudi_software() -> bool:
-    """Return whether the Gaudi software is installed, without importing it."""
+def is_habana_frameworks_installed() -> bool:
+    """Return whether `habana_frameworks`, the Gaudi software, is installed, without importing it."""
     return importlib.util.find_spec("habana_frameworks") is not None
 
 
@@ -53,12 +53,12 @@ def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ
     cores = count_cores_if_limited()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
     wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT
-    of_gaudi = VARIABLES if has_gaudi_software() and "habana_frameworks.torch" not in sys.modules else {}
+    of_gaudi = VARIABLES if is_habana_frameworks_installed() and "habana_frameworks.torch" not in sys.modules else {}
     for name, value in {**_QUIET, **threads, **wait, **of_gaudi}.items():
         environment.setdefault(name, value)
 
 
-def describe_overridden_variables() -> tuple[str, ...]:
+def describe_nondefault_environment_variables() -> tuple[str, ...]:
     """Return a note for the user about each environment variable of the Gaudi software that differs from our default."""
     notes = []
     for name, value in VARIABLES.items():

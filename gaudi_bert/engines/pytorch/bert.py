@@ -24,10 +24,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.arrays import Int32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.matrix_products import is_large_product, linear
+from gaudi_bert.encoders.matrix_products import convert_to_onednn_layout, is_large_product, linear, multiply
 from gaudi_bert.encoders.pack_inputs import upcast_to_float32
 from gaudi_bert.engines.pytorch.cpu_operations import dropout, tiled_attention
-from gaudi_bert.engines.pytorch.packed_weights import multiply, pack_weights
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
@@ -35,8 +34,8 @@ WORDS = "bert/embeddings/word_embeddings"
 # BERT uses its word embeddings twice, to look up the input tokens and as the output matrix. If the gradient of the look-up
 # is sparse, the embeddings for the look-up have this separate name.
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
-# If a model uses `varlen_attention`, `TorchBert.prepare_batch` adds the offsets of the sequences to each batch under this
-# name.
+# If a model uses `varlen_attention`, `TorchBert.validate_and_extend_batch` adds the offsets of the sequences to each batch
+# under this name.
 SEQUENCE_OFFSETS = "sequence_offsets"
 _QUERY_KEY_VALUE = ("query", "key", "value")
 # In the last layer, queries may be needed at fewer positions than keys and values. Therefore the query is projected
@@ -356,19 +355,20 @@ def _concatenate_projections(parameters: _Parameters, name_prefix: str, parts: t
     return torch.cat([parameters[f"{name_prefix}/{part}/kernel"] for part in parts], dim=1), torch.cat(list(biases.values()))
 
 
-def pack_parameters(
-    parameters: _Parameters, config: BertConfig, dtype: torch.dtype, *, restricts_last_layer: bool
+def convert_parameters_for_inference(
+    parameters: _Parameters, config: BertConfig, dtype: torch.dtype, *, separate_query_in_last_layer: bool
 ) -> dict[str, Tensor]:
     """Convert the variables of a BERT for inference, and return them by name. The results have no gradients.
 
     The kernels of query, key and value are concatenated, and all kernels of the encoder layers get the layout of
-    `pack_weights`. All other variables are returned without copying.
+    `convert_to_onednn_layout`. All other variables are returned without copying.
 
     Args:
         parameters: All variables by name.
         config: The config of the model.
         dtype: The dtype of the matrix products, float32 or bfloat16.
-        restricts_last_layer: See `Network`.
+        separate_query_in_last_layer: Whether the kernel of the query in the last layer is not concatenated with the others.
+            A network needs this if `restricts_last_layer` is true, because it projects fewer queries than keys and values.
 
     Returns:
         The converted variables by name.
@@ -377,15 +377,17 @@ def pack_parameters(
     for layer in range(config.num_hidden_layers):
         name_prefix, is_last = layer_name_prefix(layer), layer == config.num_hidden_layers - 1
         attention = f"{name_prefix}/attention/self"
-        for parts in _QUERY_AND_KEY_VALUE if is_last and restricts_last_layer else (_QUERY_KEY_VALUE,):
+        for parts in _QUERY_AND_KEY_VALUE if is_last and separate_query_in_last_layer else (_QUERY_KEY_VALUE,):
             kernel_HO, bias_O = _concatenate_projections(parameters, attention, parts)
             name = f"{attention}/{'+'.join(parts)}"
-            packed |= {f"{name}/kernel": pack_weights(kernel_HO, dtype), f"{name}/bias": bias_O.to(dtype)}
+            packed |= {f"{name}/kernel": convert_to_onednn_layout(kernel_HO, dtype), f"{name}/bias": bias_O.to(dtype)}
             if len(parts) > 1:
                 for part in parts:
                     del packed[f"{attention}/{part}/kernel"], packed[f"{attention}/{part}/bias"]
         for name in ("attention/output/dense", "intermediate/dense", "output/dense"):
-            packed[f"{name_prefix}/{name}/kernel"] = pack_weights(parameters[f"{name_prefix}/{name}/kernel"], dtype)
+            packed[f"{name_prefix}/{name}/kernel"] = convert_to_onednn_layout(
+                parameters[f"{name_prefix}/{name}/kernel"], dtype
+            )
             packed[f"{name_prefix}/{name}/bias"] = parameters[f"{name_prefix}/{name}/bias"].to(dtype)
     return packed
 
@@ -400,13 +402,15 @@ def _run_self_attention(
     config, (packs, _, queries, length) = network.config, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
-    def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """Return the query, key and value projections that `parts` names. One matrix product computes them all.
+    def project(inputs: Tensor, positions: int, projection_names: tuple[str, ...]) -> tuple[Tensor, ...]:
+        """Compute the named projections of the inputs, such as ("key", "value"), with one matrix product. `positions` is the
+        number of positions that the inputs contain for each pack.
 
         Each projection has the shape [B, N, positions, D].
         """
-        fused = multiply(inputs, *_concatenate_projections(network.parameters, name_prefix, parts))
-        return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
+        fused = multiply(inputs, *_concatenate_projections(network.parameters, name_prefix, projection_names))
+        projections = fused.reshape(packs, positions, len(projection_names), heads, size).unbind(2)
+        return tuple(projection.transpose(1, 2) for projection in projections)
 
     rate = config.attention_probs_dropout_prob if network.training else 0.0
     if network.sequence_offsets is not None and query_RH is hidden_TH:

@@ -26,12 +26,12 @@ from gaudi_bert.engines.pytorch.bert import (
     compute_masked_lm_logits,
     compute_pretraining_logits,
     compute_sequence_offsets,
+    convert_parameters_for_inference,
     encode_packs,
-    pack_parameters,
     select_attention_function,
     supports_varlen_attention,
 )
-from gaudi_bert.engines.pytorch.cpu_operations import TiedEmbeddingTable
+from gaudi_bert.engines.pytorch.cpu_operations import DuplicateTiedEmbedding
 from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, compute_pretraining_loss_and_metric_sums, to_numpy
 from gaudi_bert.model.config import BertConfig, draw_initial_value, has_weight_decay
 from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, check_logit_count, parameter_specs_with_head
@@ -80,7 +80,7 @@ class TorchBert(TorchModel):
         """Whether several threads may call `compute_outputs` at once. True on a CPU, unless the model is compiled."""
         return self.device.type == "cpu" and not self.is_compiled
 
-    def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
+    def validate_and_extend_batch(self, batch: BatchArrays) -> BatchArrays:
         """Add the sequence offsets to a batch if the model uses `varlen_attention`, and return the batch."""
         if not self._uses_varlen_attention or "input_mask" not in batch:
             return batch
@@ -90,13 +90,13 @@ class TorchBert(TorchModel):
         """Run the model on a batch, and return the outputs of its head. For a pretraining head, return the logits of both
         tasks.
         """
-        return self._compute(self._prepare_parameters(), batch, training)
+        return self._compute(self._collect_forward_pass_parameters(), batch, training)
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Run a forward and a backward pass of a pretraining model without dropout, and return its outputs, losses and
         gradients.
         """
-        tensors, network = self.copy_to_device(batch), self._build_network(self._prepare_parameters())
+        tensors, network = self.copy_to_device(batch), self._build_network(self._collect_forward_pass_parameters())
         with torch.no_grad(), self.autocast_context():
             hidden_TH = encode_packs(network, tensors)
         with self.autocast_context():
@@ -118,10 +118,12 @@ class TorchBert(TorchModel):
             },
         )
 
-    def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
+    def convert_weights_for_inference(self, dtype: torch.dtype) -> None:
         """Convert the weights of all encoder layers for inference, and concatenate the attention kernels of each layer."""
-        restricts_last_layer = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
-        self.frozen = pack_parameters(self.parameters_by_name, self.config, dtype, restricts_last_layer=restricts_last_layer)
+        at_few_positions = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
+        self.frozen = convert_parameters_for_inference(
+            self.parameters_by_name, self.config, dtype, separate_query_in_last_layer=at_few_positions
+        )
         self.parameters_by_name = {}
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
@@ -134,11 +136,11 @@ class TorchBert(TorchModel):
 
         self.attention = attend_after_callback
 
-    def _prepare_parameters(self) -> dict[str, Tensor]:
+    def _collect_forward_pass_parameters(self) -> dict[str, Tensor]:
         """Return the variables by name, in the form that a forward pass requires.
 
         After `freeze`, they are in the layout for inference. With float64, they are converted. Otherwise, on a CPU, they
-        contain the word embeddings twice (see `TiedEmbeddingTable`).
+        contain the word embeddings twice (see `DuplicateTiedEmbedding`).
         """
         if self.frozen is not None:
             return self.frozen
@@ -146,7 +148,7 @@ class TorchBert(TorchModel):
             return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
         parameters: dict[str, Tensor] = dict(self.parameters_by_name)
         if is_plain_cpu_tensor(parameters[WORDS]) and not self.is_compiled:
-            parameters[WORDS_TO_LOOK_UP], parameters[WORDS] = TiedEmbeddingTable.apply(parameters[WORDS])
+            parameters[WORDS_TO_LOOK_UP], parameters[WORDS] = DuplicateTiedEmbedding.apply(parameters[WORDS])
         return parameters
 
     def _build_network(self, parameters: Tensors, training: bool = False) -> Network:

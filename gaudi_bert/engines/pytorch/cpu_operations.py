@@ -33,7 +33,7 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
     """
     if not is_plain_cpu_tensor(inputs):
         return functional.dropout(inputs, rate)
-    dropped_values = _count_dropped_int16_values(rate)
+    dropped_values = _quantize_dropout_rate(rate)
     keep_mask = torch.ge(
         _draw_random_int16(inputs.shape),
         dropped_values - _DROPOUT_STEPS // 2,
@@ -42,9 +42,11 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
     return inputs * keep_mask.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped_values))
 
 
-def _count_dropped_int16_values(rate: float) -> int:
-    """Return how many of the 65,536 int16 values stand for a dropped element, given the rate. At least one value does."""
-    return max(1, round(rate * _DROPOUT_STEPS))
+def _quantize_dropout_rate(dropout_rate: float) -> int:
+    """Return the dropout rate as a multiple of 1 / 65,536, rounded to an integer of at least 1. So many of the 65,536 int16
+    values stand for a dropped element.
+    """
+    return max(1, round(dropout_rate * _DROPOUT_STEPS))
 
 
 def _draw_random_int16(shape: torch.Size) -> Tensor:
@@ -82,8 +84,8 @@ class _TiledAttention(torch.autograd.Function):
         random_int16 = _draw_random_int16(torch.Size((*query.shape[:3], key.shape[2]))) if dropout_rate > 0 else None
         keeps, dropped_values, result = (
             any(context.needs_input_grad),
-            _count_dropped_int16_values(dropout_rate) if dropout_rate > 0 else 0,
-            _allocate_in_position_order(query),
+            _quantize_dropout_rate(dropout_rate) if dropout_rate > 0 else 0,
+            _empty_like_position_major(query),
         )
         shares = []
         for tile in _iterate_head_tiles(query, key):
@@ -107,7 +109,7 @@ class _TiledAttention(torch.autograd.Function):
         query, key, value, random_int16, *shares = context.saved_tensors
         dropped_values = context.dropped_values
         keep_scale, size_scale = _DROPOUT_STEPS / (_DROPOUT_STEPS - dropped_values), 1.0 / math.sqrt(query.shape[-1])
-        query_gradient, key_gradient, value_gradient = (_allocate_in_position_order(each) for each in (query, key, value))
+        query_gradient, key_gradient, value_gradient = (_empty_like_position_major(each) for each in (query, key, value))
         for tile, probabilities_GPL in zip(_iterate_head_tiles(query, key), shares, strict=True):
             gradient_GPD = (gradients[0][tile] * keep_scale).contiguous()
             probability_gradient_GPL = multiply_large_matrices(gradient_GPD, value[tile].mT)
@@ -139,7 +141,7 @@ def _iterate_head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice
             yield pack, slice(first, first + together)
 
 
-def _allocate_in_position_order(projection_BNPD: Tensor) -> Tensor:
+def _empty_like_position_major(projection_BNPD: Tensor) -> Tensor:
     """Return an empty tensor [B, N, P, D] with the memory layout [B, P, N, D].
 
     The projections have the same layout, so the result can later be reshaped without copying.
@@ -183,7 +185,7 @@ def _split_rows_into_slices(logits: Tensor) -> list[slice]:
     return [slice(first, first + together) for first in range(0, max(1, len(logits)), together)]
 
 
-class TiedEmbeddingTable(torch.autograd.Function):
+class DuplicateTiedEmbedding(torch.autograd.Function):
     """Returns an embedding table twice, for looking up rows and for the output matrix, and adds up the gradients of both
     uses.
 
@@ -192,10 +194,12 @@ class TiedEmbeddingTable(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same table twice, first for looking up rows and then for the matrix product."""
+    def forward(context: Any, embedding_table: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two views of the embedding table, one for looking up rows and one for the matrix product. `backward` then
+        receives the gradients of the two uses separately, and can add them with less memory than PyTorch needs.
+        """
         context.set_materialize_grads(False)
-        return table.view_as(table), table.view_as(table)
+        return embedding_table.view_as(embedding_table), embedding_table.view_as(embedding_table)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor | None) -> Tensor | None:

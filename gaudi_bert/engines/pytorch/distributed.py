@@ -50,7 +50,7 @@ class TorchCommunicator(ConnectedProcess):
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
         """Return the sum of a small array in host memory over all processes, as float64."""
-        self.note_waiting()
+        self.record_waiting_for_others()
         tensor = torch.from_numpy(np.array(values, np.float64))
         torch_distributed.all_reduce(tensor, group=self.host_group)
         array: FloatArray = tensor.numpy()
@@ -58,7 +58,7 @@ class TorchCommunicator(ConnectedProcess):
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
         """Return the arrays of rank 0 in every process."""
-        self.note_waiting()
+        self.record_waiting_for_others()
         shared = {}
         for name, array in arrays.items():
             tensor = torch.from_numpy(np.array(array))
@@ -256,27 +256,29 @@ _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 
 
-def _wait_while(process_name: str, watchdog: Watchdog, describe_cause: Callable[[], str | None], max_seconds: float) -> None:
-    """Wait until `describe_cause()` returns None. If the wait is long, show the cause to the user once.
+def _wait_until_no_obstacle(
+    process_name: str, watchdog: Watchdog, describe_obstacle: Callable[[], str | None], max_seconds: float
+) -> None:
+    """Wait until `describe_obstacle()` returns None. If the wait is long, show the obstacle to the user once.
 
     Args:
         process_name: The name of this process.
         watchdog: Receives regular reports that this process makes progress.
-        describe_cause: Returns the reason to wait, or None.
+        describe_obstacle: Returns what this process still waits for, or None if it need not wait.
         max_seconds: The maximum time to wait.
 
     Raises:
-        FailedError: There is still a reason after `max_seconds`.
+        FailedError: There is still an obstacle after `max_seconds`.
     """
     began, is_reported = time.monotonic(), False
-    while (cause := describe_cause()) is not None:
-        watchdog.note_progress()
+    while (obstacle := describe_obstacle()) is not None:
+        watchdog.record_progress()
         waited = time.monotonic() - began
         if waited >= max_seconds:
-            raise FailedError(f"{process_name}: {cause} within {max_seconds:g} s; run the same command again")
+            raise FailedError(f"{process_name}: {obstacle} within {max_seconds:g} s; run the same command again")
         if waited >= _QUIET_SECONDS and not is_reported:
             is_reported = True
-            Reporter().say(f"{process_name} is waiting for at most {max_seconds:g} s: {cause}")
+            Reporter().say(f"{process_name} is waiting for at most {max_seconds:g} s: {obstacle}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -295,7 +297,7 @@ def rendezvous(launch: LauncherInfo, max_seconds: float, watchdog: Watchdog) -> 
         FailedError: A process does not connect within `max_seconds`, or is lost.
         InputError: The port is already in use, so that rank 0 cannot listen.
     """
-    watchdog.note_activity("the rendezvous", slow=False)
+    watchdog.record_activity("the rendezvous", slow=False)
     process_name, host, port = (
         f"rank {launch.rank} of {launch.size}",
         os.environ[MASTER_ADDRESS],
@@ -311,7 +313,7 @@ def rendezvous(launch: LauncherInfo, max_seconds: float, watchdog: Watchdog) -> 
     try:
         store = _open_store(launch, max_seconds, watchdog, host, port)
         store.set(f"here/{launch.rank}", "")
-        _wait_while(process_name, watchdog, describe_missing_ranks, max_seconds)
+        _wait_until_no_obstacle(process_name, watchdog, describe_missing_ranks, max_seconds)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split("\n")[0].split())
         if "EADDRINUSE" in reason:
@@ -337,7 +339,7 @@ def _open_store(launch: LauncherInfo, max_seconds: float, watchdog: Watchdog, ho
 
     listens = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not listens:
-        _wait_while(f"rank {launch.rank} of {launch.size}", watchdog, describe_connection_failure, max_seconds)
+        _wait_until_no_obstacle(f"rank {launch.rank} of {launch.size}", watchdog, describe_connection_failure, max_seconds)
     else:
         # Rank 0 runs the store, so it can also reach the store at the loopback address. But torch looks up the host name of
         # that address, which ends in a time-out if there is no name server. Therefore use the loopback address only if rank

@@ -14,12 +14,12 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.encoder_weights import build_library_config, find_model_class
-from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
+from gaudi_bert.encoders.matrix_products import convert_linear_layers_for_inference
+from gaudi_bert.encoders.pack_inputs_trial import determine_inputs_for_packs
 from gaudi_bert.encoders.packed_model import PackedModel
 from gaudi_bert.encoders.trial import MODEL_ERRORS, explain_library_error, quiet_transformers
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
 from gaudi_bert.engines.pytorch.model import Tensors, TorchModel
-from gaudi_bert.engines.pytorch.packed_weights import pack_linear_layers
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
 
@@ -47,7 +47,7 @@ def build_encoder(
     """
     config = build_library_config(cast(EncoderConfig, spec.config), spec.head)
     kind = find_model_class(config, spec.head)
-    pack_inputs = find_pack_inputs(config, model_class=kind)
+    pack_inputs = determine_inputs_for_packs(config, model_class=kind)
     try:
         with torch.random.fork_rng(devices=[]), quiet_transformers():
             torch.manual_seed(0 if seed is None else seed)
@@ -61,7 +61,7 @@ def build_encoder(
     if seed is not None:
         packed.check_packed_equals_single(training=True)
         if isinstance(spec.head, TaskHead):
-            packed.check_head_on_packs()
+            packed.validate_head_and_measure_difference()
     return TorchEncoder(spec, device, compute_dtype, packed, compiler)
 
 
@@ -112,13 +112,13 @@ class TorchEncoder(TorchModel):
         """
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
-    def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
+    def validate_and_extend_batch(self, batch: BatchArrays) -> BatchArrays:
         """Check that no token of a batch affects other sequences of its pack, and return the batch unchanged.
 
         Raises:
             InputError: The batch contains a token that changes the other sequences of its pack.
         """
-        self.packed.check_no_unpackable_token(batch)
+        self.packed.check_no_forbidden_token(batch)
         return batch
 
     def check_packed_equals_single(self, row_tokens: int = 0) -> None:
@@ -127,14 +127,14 @@ class TorchEncoder(TorchModel):
         The check runs on the CPU.
 
         Args:
-            row_tokens: The minimum number of tokens in the longest rows. See `PackedModel.check_packs_of_length`.
+            row_tokens: The minimum number of tokens in the longest rows. See `PackedModel.check_packs_if_untried`.
 
         Raises:
             InputError: The outputs differ by more than rounding.
         """
         self.module.to("cpu")
         try:
-            self.packed.check_packs_of_length(row_tokens)
+            self.packed.check_packs_if_untried(row_tokens)
         finally:
             self.module.to(self.device)
 
@@ -162,7 +162,7 @@ class TorchEncoder(TorchModel):
         for layer in max(lists, key=len, default=()):
             layer.register_forward_pre_hook(lambda *_: callback())
 
-    def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
+    def convert_weights_for_inference(self, dtype: torch.dtype) -> None:
         """Convert the weights of the linear layers for inference.
 
         A trial pass shows which layers are called.
@@ -173,7 +173,7 @@ class TorchEncoder(TorchModel):
             with torch.inference_mode(), self.autocast_context():
                 self.forward(trial, False)
 
-        pack_linear_layers(self.module, compute, dtype)
+        convert_linear_layers_for_inference(self.module, compute, dtype)
         self.parameters_by_name = dict(self.module.named_parameters())
 
     def _run_encoder_and_head(self, batch: Tensors) -> Tensor:

@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, DeviceKind, ModelSpec
-from gaudi_bert.engines.pytorch import describe_overridden_variables, distributed, has_gaudi_software
+from gaudi_bert.engines.pytorch import describe_nondefault_environment_variables, distributed, is_habana_frameworks_installed
 from gaudi_bert.engines.pytorch.bert_model import TorchBert
 from gaudi_bert.engines.pytorch.model import TorchModel
 from gaudi_bert.engines.pytorch.updates import TorchUpdates
@@ -86,7 +86,7 @@ def _select_device_kind(settings: LoopSettings) -> DeviceKind:
     """
     section, kind = settings.section_name, settings.device
     if kind in ("auto", "hpu"):
-        missing = _find_gaudi_problem()
+        missing = _register_gaudi_or_explain_failure()
         if missing is None:
             return "hpu"
         if kind == "hpu":
@@ -146,20 +146,20 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
         torch.cuda.set_device(card)
         return device(f"cuda:{card}", description=f"GPU {card}, {torch.cuda.get_device_name(card)}", notes=notes)
     notes = (
-        *describe_overridden_variables(),
+        *describe_nondefault_environment_variables(),
         f"{_MAY_DIFFER}: the Gaudi software does not guarantee the same bits in every run",
     )
     return device("hpu", description="Gaudi card, PyTorch", notes=notes)
 
 
-def _find_gaudi_problem() -> str | None:
-    """Try to register the device `hpu`, and return why no Gaudi card can be used.
+def _register_gaudi_or_explain_failure() -> str | None:
+    """Register the device `hpu` of the Gaudi software. If no Gaudi card can be used, return why.
 
     Returns:
         None if a card is available. Otherwise, a description of what is missing (the software, the driver or the card), and
         what to do.
     """
-    if not has_gaudi_software():
+    if not is_habana_frameworks_installed():
         return f"the package habana_frameworks is not installed; {_GAUDI}"
     try:
         importlib.import_module("habana_frameworks.torch.core")

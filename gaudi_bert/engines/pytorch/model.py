@@ -62,7 +62,7 @@ class TorchModel(ABC):
         """Return whether weight decay applies to a variable."""
 
     @abstractmethod
-    def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
+    def convert_weights_for_inference(self, dtype: torch.dtype) -> None:
         """Convert the weights for inference. Their new dtype and memory layout speed up matrix products on a CPU."""
 
     @property
@@ -80,11 +80,11 @@ class TorchModel(ABC):
         """Return the shapes of the variables by name."""
         return {name: tuple(variable.shape) for name, variable in self._variables_by_name().items()}
 
-    def values(self) -> dict[str, Float32Array]:
+    def copy_variables(self) -> dict[str, Float32Array]:
         """Return a copy of the variables by name."""
         return {name: to_numpy(variable).copy() for name, variable in self._variables_by_name().items()}
 
-    def load_values(self, values: WeightArrays) -> None:
+    def load_variables(self, values: WeightArrays) -> None:
         """Set variables to the given values. Variables that are not in `values` keep their current values."""
         check_weights(self.variable_shapes(), values)
         variables = self._variables_by_name()
@@ -130,7 +130,7 @@ class TorchModel(ABC):
         for parameter in self.parameters_by_name.values():
             parameter.requires_grad_(False)
         if self.device.type == "cpu" and not self.is_compiled and self.compute_dtype != "float64":
-            self.pack_weights_for_inference(torch.bfloat16 if self.compute_dtype == "bfloat16" else torch.float32)
+            self.convert_weights_for_inference(torch.bfloat16 if self.compute_dtype == "bfloat16" else torch.float32)
             release_freed_memory()
 
     @abstractmethod
@@ -182,10 +182,10 @@ class TorchModel(ABC):
         return compute_task_loss_and_metric_sums(head, upcast_to_float32(outputs), batch)
 
     def copy_to_device(self, batch: BatchArrays) -> dict[str, Tensor]:
-        """Prepare a batch with `prepare_batch`, and copy it to the device."""
-        return _copy_to_device(self.prepare_batch(batch), self.device)
+        """Prepare a batch with `validate_and_extend_batch`, and copy it to the device."""
+        return _copy_to_device(self.validate_and_extend_batch(batch), self.device)
 
-    def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
+    def validate_and_extend_batch(self, batch: BatchArrays) -> BatchArrays:
         """Check a batch, and return it in the form that the model requires. This base class returns the batch unchanged."""
         return batch
 
@@ -257,9 +257,11 @@ def compute_pretraining_loss_and_metric_sums(
         total weight of the correct predictions and of all predictions.
     """
     weights_BQ, masked_weight = _compute_masked_slot_weights(batch, loss, masked_lm_logits_BQV.dtype)
-    masked_sum, masked_correct = _sum_losses_and_correct(masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
+    masked_sum, masked_correct = _sum_losses_and_correct_predictions(
+        masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ
+    )
     sentence_weights_BS = batch["next_sentence_weights"].to(masked_lm_logits_BQV.dtype)
-    sentence_sum, sentence_correct = _sum_losses_and_correct(
+    sentence_sum, sentence_correct = _sum_losses_and_correct_predictions(
         next_sentence_logits_BS2, batch["next_sentence_labels"], sentence_weights_BS
     )
     sentence_weight = sentence_weights_BS.sum()
@@ -282,7 +284,7 @@ def _compute_masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype:
     return (belongs_BSQ / slots_BS1.clamp(min=1.0)).sum(1), slots_BS1.clamp(max=1.0).sum()
 
 
-def _compute_losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_losses_and_correctness(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihood of each label. Also return 1 for each label with the largest logit, and 0 for all
     others.
 
@@ -293,11 +295,11 @@ def _compute_losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor,
     return losses_P, (logits_PC.detach().argmax(-1) == labels_P).to(logits.dtype)
 
 
-def _sum_losses_and_correct(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_losses_and_correct_predictions(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of the negative log-likelihoods of all labels, and the weighted sum of the correct
     predictions.
     """
-    losses_P, correct_P = _compute_losses_and_correct(logits, labels)
+    losses_P, correct_P = _compute_losses_and_correctness(logits, labels)
     weights_P = weights.reshape(-1)
     return (losses_P * weights_P).sum(), (correct_P * weights_P).sum()
 
@@ -315,14 +317,14 @@ def compute_task_loss_and_metric_sums(head: TaskHead, logits: Tensor, batch: Map
         losses = (logits.squeeze(-1) - batch["targets"].to(logits.dtype)).square()
         correct = torch.zeros_like(losses)
     elif head.kind == "question-answering":
-        losses, correct = _compute_span_losses_and_correct(logits, batch)
+        losses, correct = _compute_span_losses_and_correctness(logits, batch)
     else:
-        losses, correct = _compute_losses_and_correct(logits, batch["targets"])
+        losses, correct = _compute_losses_and_correctness(logits, batch["targets"])
     weights = weights.reshape(losses.shape)
     return torch.stack([(losses * weights).sum(), weights.sum(), (correct * weights).sum()])
 
 
-def _compute_span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _compute_span_losses_and_correctness(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the loss of each answer span, and whether both its start and its end are predicted correctly.
 
     Both results have the shape [B, S]. The loss is the mean of the negative log-likelihoods of start and end. The logits of
@@ -331,5 +333,5 @@ def _compute_span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Ten
     packs, depth = batch["target_weights"].shape
     membership_BSL = build_membership_mask(batch["input_mask"], depth).to(logits_BL2.dtype)
     logits_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - membership_BSL) * OTHER_SEQUENCE)[:, :, None, :]
-    losses_P, correct_P = _compute_losses_and_correct(logits_BS2L, batch["targets"])
+    losses_P, correct_P = _compute_losses_and_correctness(logits_BS2L, batch["targets"])
     return losses_P.reshape(packs, depth, 2).mean(-1), correct_P.reshape(packs, depth, 2).amin(-1)

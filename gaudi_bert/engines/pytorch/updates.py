@@ -74,7 +74,7 @@ class TorchUpdates:
             if self._gradient_reducer is not None:
                 if model.device.type != "cpu":
                     sums.cpu()  # waits until the device has finished the passes
-                communicator.note_waiting()
+                communicator.record_waiting_for_others()
                 self._gradient_reducer.wait_for_sums()
             gradients = {
                 name: parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
@@ -90,7 +90,7 @@ class TorchUpdates:
                 communicator.size > 1 and model.persistent_buffers()
             ):  # each process may have changed its buffers in another way
                 buffers = {name: to_numpy(buffer) for name, buffer in model.persistent_buffers().items()}
-                model.load_values(communicator.broadcast(buffers))
+                model.load_variables(communicator.broadcast(buffers))
             self._has_run = True
             return partial(to_numpy, torch.cat([sums, norm.reshape(1)]))
 
@@ -105,7 +105,9 @@ class TorchUpdates:
         model = self._model
         factors = torch.tensor(loss_factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
-        for number, batch in enumerate(prefetch_to_device(map(model.prepare_batch, micro_batches), model.device)):
+        for number, batch in enumerate(
+            prefetch_to_device(map(model.validate_and_extend_batch, micro_batches), model.device)
+        ):
             self._report_to_watchdog(number, update, batch)
             loss, batch_sums = model.compute_loss(batch, dropout_seeds_M2[number], factors[number])
             if self._gradient_reducer is not None and number == len(micro_batches) - 1:
@@ -155,7 +157,7 @@ class TorchUpdates:
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):
             slow = is_new or not self._has_run
-            self._communicator.note_activity(f"micro-batch {number + 1} of update {update}", slow=slow)
+            self._communicator.record_activity(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
     def copy_moments(self) -> Moments:

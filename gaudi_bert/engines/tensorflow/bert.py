@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from gaudi_bert.engines.tensorflow.operations import (
     ForwardPass,
-    compile_kernel_if,
+    compile_kernel_if_enabled,
     compute_keep_scale,
     copy_with_zero_gradient,
     dense,
@@ -190,19 +190,21 @@ def _run_self_attention(
     config, forward_pass, (packs, _, queries, length) = network.config, network.forward_pass, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
-    def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
-        """Return the query, key and value projections that `parts` names. One matrix product computes them all.
+    def project(inputs: tf.Tensor, positions: int, projection_names: tuple[str, ...]) -> list[tf.Tensor]:
+        """Compute the named projections of the inputs, such as ("key", "value"), with one matrix product. `positions` is the
+        number of positions that the inputs contain for each pack.
 
         Each projection has the shape [B, N, positions, D].
         """
-        fused = dense(inputs, *_concatenate_projections(network, name_prefix, parts), forward_pass.compiled)
-        return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
+        fused = dense(inputs, *_concatenate_projections(network, name_prefix, projection_names), forward_pass.compiled)
+        projections = tf.reshape(fused, [packs, positions, len(projection_names), heads, size])
+        return tf.unstack(tf.transpose(projections, [2, 0, 3, 1, 4]))
 
     if query_RH is hidden_TH:
-        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, "query", "key", "value")
+        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, ("query", "key", "value"))
     else:
-        (query_BNPD,) = project(query_RH, queries, "query")
-        key_BNLD, value_BNLD = project(hidden_TH, length, "key", "value")
+        (query_BNPD,) = project(query_RH, queries, ("query",))
+        key_BNLD, value_BNLD = project(hidden_TH, length, ("key", "value"))
     rate = config.attention_probs_dropout_prob
     dropout_draw = forward_pass.draw_dropout(tf.TensorShape([packs, heads, queries, length]), rate, dropout_site)
     context_BNPD = compute_attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_draw, rate, forward_pass.compiled)
@@ -268,7 +270,7 @@ def compute_attention(
         kept_BNPL = (
             probabilities_BNPL
             if dropout_draw is None
-            else compile_kernel_if(_drop_probabilities, compiled)(probabilities_BNPL, dropout_draw, rate)
+            else compile_kernel_if_enabled(_drop_probabilities, compiled)(probabilities_BNPL, dropout_draw, rate)
         )
         context_BNPD = tf.matmul(kept_BNPL, value_BNLD) * scale
 
@@ -276,7 +278,7 @@ def compute_attention(
             scaled_BNPD = gradient_BNPD * scale
             value_gradient_BNLD = tf.matmul(kept_BNPL, scaled_BNPD, transpose_a=True)
             kept_gradient_BNPL = tf.matmul(scaled_BNPD, value_BNLD, transpose_b=True)
-            scores_gradient_BNPL = compile_kernel_if(_compute_attention_scores_gradient, compiled)(
+            scores_gradient_BNPL = compile_kernel_if_enabled(_compute_attention_scores_gradient, compiled)(
                 kept_gradient_BNPL, probabilities_BNPL, dropout_draw, rate
             )
             query_gradient_BNPD = tf.matmul(scores_gradient_BNPL, key_BNLD)

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -76,13 +76,13 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
             f"{section}.device = cuda: the TensorFlow engine supports only CPUs and Gaudi; set {section}.engine = pytorch"
         )
     if kind != "cpu":
-        missing, notes = _load_gaudi(settings.precision)
-        if missing is None:
+        problem, notes = _register_gaudi_card(settings.precision)
+        if problem is None:
             # The Gaudi software fuses elementwise operations and converts operations to bfloat16 by itself. Therefore the
             # model is not compiled here, and its compute dtype is float32.
             return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=notes)
         if kind == "hpu":
-            raise InputError(f"{section}.device = hpu: {missing}; or set {section}.device = cpu")
+            raise InputError(f"{section}.device = hpu: {problem}; or set {section}.device = cpu")
     if threads is not None and tf.config.threading.get_intra_op_parallelism_threads() != threads:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -113,21 +113,27 @@ BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
 _HCCL_MEMORY_MB = 1536
 
 
-def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
-    """Set the environment variables of the Gaudi runtime, and register the Gaudi card as a TensorFlow device.
+class _GaudiRegistration(NamedTuple):
+    """The result of `_register_gaudi_card`.
 
-    Returns:
-        A tuple of two values. The first is None if the device is ready. Otherwise, it describes what is missing (the
-        software, the driver or the card), and what to do. The second contains a note for each variable that was already set
-        to another value.
+    Attributes:
+        problem: What is missing (the software, the driver or the card), and what to do. None if the card is ready.
+        notes: A note for the user about each environment variable that was already set to another value.
     """
+
+    problem: str | None
+    notes: tuple[str, ...] = ()
+
+
+def _register_gaudi_card(precision: Precision) -> _GaudiRegistration:
+    """Set the environment variables of the Gaudi runtime, and register the Gaudi card as a TensorFlow device."""
     try:
         habana = importlib.import_module("habana_frameworks.tensorflow")
     except ImportError:
-        return (
+        return _GaudiRegistration(
             "the package habana_frameworks is not installed; use the Gaudi training image, "
             "or install habana-tensorflow 1.14.0.493 with TensorFlow 2.15 on Python 3.10"
-        ), ()
+        )
     variables = {"TF_HCCL_MEMORY_ALLOWANCE_MB": str(_HCCL_MEMORY_MB)}
     if precision == "bfloat16":
         variables["TF_BF16_CONVERSION"] = str(BFLOAT16_LIST)
@@ -136,14 +142,19 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
         habana.load_habana_module()
     except (RuntimeError, OSError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())
-        return f"load_habana_module() failed ({reason}); check with hl-smi that the driver works and a card is visible", ()
+        return _GaudiRegistration(
+            f"load_habana_module() failed ({reason}); check with hl-smi that the driver works and a card is visible"
+        )
     if not tf.config.list_physical_devices("HPU"):
-        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no process uses the card", ()
-    return None, tuple(
+        return _GaudiRegistration(
+            "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no process uses the card"
+        )
+    notes = (
         f"note: the environment sets {name}={present[name]}, which replaces the default, {value}"
         for name, value in variables.items()
         if present[name] != value
     )
+    return _GaudiRegistration(None, tuple(notes))
 
 
 # --- Several processes with Horovod: the original package on CPUs (Gloo or MPI), or habana-horovod on Gaudi
@@ -169,14 +180,14 @@ class _HorovodProcess(ConnectedProcess):
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
         """Return the sum of a small array in host memory over all processes, as float64."""
-        self.note_waiting()
+        self.record_waiting_for_others()
         with tf.device("/CPU:0"):
             array = tf.constant(np.asarray(values, np.float64))
             return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
         """Return the arrays of rank 0 in every process."""
-        self.note_waiting()
+        self.record_waiting_for_others()
         with tf.device("/CPU:0"):
             return {
                 name: self.horovod.broadcast(tf.constant(array), 0, name=f"state_{index}").numpy()
@@ -217,6 +228,6 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
             "start the processes with `horovodrun --gloo`, or build Horovod with MPI"
         )
     # These facts must be the same in all processes. To compare them, the processes have to sum values on the device, which
-    # is not open yet. Therefore `ConnectedProcess.watch_processes` compares them later.
+    # is not open yet. Therefore `ConnectedProcess.watch_processes_during_block` compares them later.
     facts = {"tensorflow": tf.__version__, **collect_values_that_must_agree(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

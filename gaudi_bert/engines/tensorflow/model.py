@@ -93,11 +93,11 @@ class TensorFlowModel:
         """Return the names of the variables that have no gradient. A BERT has no such variables."""
         return ()
 
-    def values(self) -> dict[str, Float32Array]:
+    def copy_variables(self) -> dict[str, Float32Array]:
         """Return a copy of the variables by name."""
         return {name: variable.numpy() for name, variable in self.variables.items()}
 
-    def load_values(self, values: WeightArrays) -> None:
+    def load_variables(self, values: WeightArrays) -> None:
         """Set variables to the given values. Variables that are not in `values` keep their current values."""
         check_weights(self.variable_shapes(), values)
         for name, value in values.items():
@@ -298,9 +298,11 @@ def _compute_pretraining_loss_and_metric_sums(
     """
     masked_lm_logits_BQV, next_sentence_logits_BS2 = outputs
     weights_BQ, masked_weight = _compute_masked_slot_weights(batch, loss, masked_lm_logits_BQV.dtype)
-    masked_sum, masked_correct = _sum_losses_and_correct(masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
+    masked_sum, masked_correct = _sum_losses_and_correct_predictions(
+        masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ
+    )
     sentence_weights_BS = tf.cast(batch["next_sentence_weights"], masked_lm_logits_BQV.dtype)
-    sentence_sum, sentence_correct = _sum_losses_and_correct(
+    sentence_sum, sentence_correct = _sum_losses_and_correct_predictions(
         next_sentence_logits_BS2, batch["next_sentence_labels"], sentence_weights_BS
     )
     sentence_weight = tf.reduce_sum(sentence_weights_BS)
@@ -332,18 +334,20 @@ def _build_membership_mask(sequence_numbers_BX: tf.Tensor, depth: int, dtype: tf
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], sequence_numbers_BX[:, tf.newaxis, :]), dtype)
 
 
-def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _sum_losses_and_correct_predictions(
+    logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the weighted sum of the negative log-likelihoods of all labels, and the weighted sum of the correct
     predictions.
 
     Logits have the shape [..., C], and labels and weights have the shape [...].
     """
-    losses_R, right_R = _compute_losses_and_correct(logits, labels)
+    losses_R, right_R = _compute_losses_and_correctness(logits, labels)
     weights_R = tf.reshape(weights, [-1])
     return tf.reduce_sum(losses_R * weights_R), tf.reduce_sum(right_R * weights_R)
 
 
-def _compute_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _compute_losses_and_correctness(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the negative log-likelihood of each label. Also return 1 for each label with the largest logit, and 0 for all
     others.
 
@@ -393,14 +397,14 @@ def _compute_task_loss_and_metric_sums(head: TaskHead, logits: tf.Tensor, batch:
         losses = tf.square(tf.squeeze(logits, axis=-1) - tf.cast(batch["targets"], logits.dtype))
         right = tf.zeros_like(losses)
     elif head.kind == "question-answering":
-        losses, right = _compute_span_losses_and_correct(logits, batch)
+        losses, right = _compute_span_losses_and_correctness(logits, batch)
     else:
-        losses, right = _compute_losses_and_correct(logits, batch["targets"])
+        losses, right = _compute_losses_and_correctness(logits, batch["targets"])
     weights = tf.reshape(tf.cast(batch["target_weights"], logits.dtype), losses.shape)
     return tf.reduce_sum(losses * weights), tf.reduce_sum(weights), tf.reduce_sum(right * weights)
 
 
-def _compute_span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+def _compute_span_losses_and_correctness(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the loss of each answer span, and whether both its start and its end are predicted correctly.
 
     Both results have the shape [B * S]. The loss is the mean of the negative log-likelihoods of start and end. The logits of
@@ -409,7 +413,7 @@ def _compute_span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tup
     own_BSL = _build_membership_mask(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
     forbidden_BS1L = ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, tf.newaxis, :]
     own_BS2L = tf.transpose(logits_BL2, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
-    losses_R, right_R = _compute_losses_and_correct(own_BS2L, batch["targets"])
+    losses_R, right_R = _compute_losses_and_correctness(own_BS2L, batch["targets"])
     return tf.reduce_mean(tf.reshape(losses_R, [-1, 2]), axis=-1), tf.reduce_min(tf.reshape(right_R, [-1, 2]), axis=-1)
 
 

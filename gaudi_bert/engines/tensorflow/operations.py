@@ -44,12 +44,12 @@ def _compile_with_xla(function: Kernel) -> Kernel:
     return tf.function(function, jit_compile=True, autograph=False)
 
 
-def compile_kernel_if(function: Kernel, compiled: bool) -> Kernel:
-    """Return `function` compiled by XLA if `compiled` is true, and otherwise `function` itself.
+def compile_kernel_if_enabled(kernel: Kernel, is_enabled: bool) -> Kernel:
+    """Return a kernel compiled by XLA if `is_enabled` is true, and otherwise the kernel itself.
 
-    XLA compiles the function once for each set of shapes.
+    XLA compiles the kernel once for each set of shapes.
     """
-    return _compile_with_xla(function) if compiled else function
+    return _compile_with_xla(kernel) if is_enabled else kernel
 
 
 def upcast_to_float32(tensor: tf.Tensor) -> tf.Tensor:
@@ -64,7 +64,7 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compile
     """
     kernel_IO, bias_O = tf.cast(kernel_IO, inputs_TI.dtype), tf.cast(bias_O, inputs_TI.dtype)
     if compiled and any(_rows_collide_in_cache(width, kernel_IO.dtype) for width in kernel_IO.shape):
-        return _dense_without_collisions(inputs_TI, kernel_IO, bias_O)
+        return _dense_without_cache_collisions(inputs_TI, kernel_IO, bias_O)
     return tf.nn.bias_add(tf.matmul(inputs_TI, kernel_IO), bias_O)
 
 
@@ -77,7 +77,7 @@ def _rows_collide_in_cache(row_elements: int, dtype: tf.DType) -> bool:
 
 
 @tf.custom_gradient
-def _dense_without_collisions(
+def _dense_without_cache_collisions(
     inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor
 ) -> tuple[tf.Tensor, Callable[..., Any]]:
     """Compute `dense`, and avoid cache collisions when the gradient of the kernel is computed. They occur if the inputs have
@@ -89,9 +89,9 @@ def _dense_without_collisions(
     inputs, outputs = kernel_IO.shape
 
     def backward(gradient_TO: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        kernel_gradient_IO = tf.matmul(_pad_colliding_rows(inputs_TI), _pad_colliding_rows(gradient_TO), transpose_a=True)[
-            :inputs, :outputs
-        ]
+        kernel_gradient_IO = tf.matmul(
+            _pad_rows_against_cache_collisions(inputs_TI), _pad_rows_against_cache_collisions(gradient_TO), transpose_a=True
+        )[:inputs, :outputs]
         return (
             tf.matmul(gradient_TO, kernel_IO, transpose_b=True),
             kernel_gradient_IO,
@@ -101,7 +101,7 @@ def _dense_without_collisions(
     return tf.nn.bias_add(tf.matmul(inputs_TI, kernel_IO), bias_O), backward
 
 
-def _pad_colliding_rows(values_TX: tf.Tensor) -> tf.Tensor:
+def _pad_rows_against_cache_collisions(values_TX: tf.Tensor) -> tf.Tensor:
     """Pad the rows of a matrix with zeros if they would collide in the L1 cache. Otherwise, return the matrix unchanged."""
     width, dtype = values_TX.shape[1], values_TX.dtype
     extra = _CACHE_LINE_BYTES // dtype.size if _rows_collide_in_cache(width, dtype) else 0
@@ -150,12 +150,12 @@ def layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsi
 
     @tf.custom_gradient
     def core(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-        outputs_TH, normal_TH, scale_T1 = compile_kernel_if(_layer_norm_forward, compiled)(
+        outputs_TH, normal_TH, scale_T1 = compile_kernel_if_enabled(_layer_norm_forward, compiled)(
             inputs_TH, gamma_H, beta_H, epsilon
         )
 
         def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            return compile_kernel_if(_layer_norm_backward, compiled)(gradient_TH, normal_TH, scale_T1, gamma_H)
+            return compile_kernel_if_enabled(_layer_norm_backward, compiled)(gradient_TH, normal_TH, scale_T1, gamma_H)
 
         return outputs_TH, backward
 
@@ -182,11 +182,11 @@ def residual_layer_norm(
     def core(
         new_TH: tf.Tensor, old_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[..., Any]]:
-        forward = compile_kernel_if(_residual_layer_norm_forward, compiled)
+        forward = compile_kernel_if_enabled(_residual_layer_norm_forward, compiled)
         outputs_TH, normal_TH, scale_T1 = forward(new_TH, old_TH, gamma_H, beta_H, dropout_draw, rate, epsilon)
 
         def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-            return compile_kernel_if(_residual_layer_norm_backward, compiled)(
+            return compile_kernel_if_enabled(_residual_layer_norm_backward, compiled)(
                 gradient_TH, normal_TH, scale_T1, gamma_H, dropout_draw, rate
             )
 
@@ -205,9 +205,9 @@ def get_activation_function(name: str, compiled: bool) -> Callable[[tf.Tensor], 
         """Compute x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
 
         def backward(gradient: tf.Tensor) -> tf.Tensor:
-            return compile_kernel_if(_gelu_backward, compiled)(gradient, inputs)
+            return compile_kernel_if_enabled(_gelu_backward, compiled)(gradient, inputs)
 
-        return compile_kernel_if(_gelu_forward, compiled)(inputs), backward
+        return compile_kernel_if_enabled(_gelu_forward, compiled)(inputs), backward
 
     return gelu
 
@@ -223,9 +223,9 @@ def dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float, comp
     @tf.custom_gradient
     def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
-            return compile_kernel_if(_apply_dropout, compiled)(gradient, dropout_draw, rate)
+            return compile_kernel_if_enabled(_apply_dropout, compiled)(gradient, dropout_draw, rate)
 
-        return compile_kernel_if(_apply_dropout, compiled)(inputs, dropout_draw, rate), backward
+        return compile_kernel_if_enabled(_apply_dropout, compiled)(inputs, dropout_draw, rate), backward
 
     return core(inputs)
 
@@ -350,7 +350,7 @@ def compute_keep_scale(dropout_draw: tf.Tensor | None, rate: float) -> float:
     """Return the factor that kept elements are multiplied by, so that dropout does not change the mean. Without dropout,
     return 1.
     """
-    return 1.0 if dropout_draw is None else _DROPOUT_STEPS / (_DROPOUT_STEPS - _count_dropped_steps(rate))
+    return 1.0 if dropout_draw is None else _DROPOUT_STEPS / (_DROPOUT_STEPS - _quantize_dropout_rate(rate))
 
 
 def _murmur_finalize(words: tf.Tensor) -> tf.Tensor:
@@ -368,14 +368,14 @@ def _shift_right_logically(words: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, bits), (1 << (32 - bits)) - 1)
 
 
-def _count_dropped_steps(rate: float) -> int:
-    """Return the dropout rate in steps of 1 / 65,536, rounded to an integer of at least 1."""
-    return max(1, round(rate * _DROPOUT_STEPS))
+def _quantize_dropout_rate(dropout_rate: float) -> int:
+    """Return the dropout rate as a multiple of 1 / 65,536, rounded to an integer of at least 1."""
+    return max(1, round(dropout_rate * _DROPOUT_STEPS))
 
 
 def _compute_keep_threshold(rate: float) -> int:
     """Return the threshold for random int32 numbers. An element is kept if its random number is at least this threshold."""
-    return _wrap_to_int32((_count_dropped_steps(rate) << 16) - (1 << 31))
+    return _wrap_to_int32((_quantize_dropout_rate(rate) << 16) - (1 << 31))
 
 
 def _wrap_to_int32(value: int) -> int:

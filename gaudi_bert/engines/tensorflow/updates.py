@@ -17,7 +17,7 @@ from gaudi_bert.common.arrays import BatchArrays, FloatArray, Int32Array, Weight
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, Moments, UpdateLoss, UpdateScalars, WaitForSums
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
-from gaudi_bert.engines.tensorflow.operations import compile_kernel_if, make_graph_function
+from gaudi_bert.engines.tensorflow.operations import compile_kernel_if_enabled, make_graph_function
 from gaudi_bert.model.config import has_weight_decay
 
 
@@ -48,8 +48,8 @@ class TensorFlowUpdates:
         self.graphs: list[tf.Graph] = []
         self._lengths: set[int] = set()
         self._single_update = make_graph_function(self._trace_single_update)
-        self._first_micro_batch = make_graph_function(self._trace_first_micro_batch)
-        self._next_micro_batch = make_graph_function(self._trace_next_micro_batch)
+        self._first_micro_batch = make_graph_function(self._store_micro_batch_gradients)
+        self._next_micro_batch = make_graph_function(self._add_micro_batch_gradients)
         self._outputs = make_graph_function(self._trace_forward_pass)
         self._finish = make_graph_function(self._apply_update)
 
@@ -85,7 +85,7 @@ class TensorFlowUpdates:
             sums = self._next_micro_batch(*each, sums)
         if self._communicator.size > 1:
             sums.numpy()  # waits until the device has finished the passes
-            self._communicator.note_waiting()
+            self._communicator.record_waiting_for_others()
         return self._finish(self._accumulated, sums, tensors).numpy
 
     def _update_in_two_passes(
@@ -111,7 +111,7 @@ class TensorFlowUpdates:
             self._report_to_watchdog(number, update, each[0])
             added = self._backpropagate(*self._record_forward_pass(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
-        self._communicator.note_waiting()
+        self._communicator.record_waiting_for_others()
         return self._finish(totals, tf.constant(sums, tf.float32), scalars)
 
     def _record_forward_pass(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
@@ -135,7 +135,7 @@ class TensorFlowUpdates:
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):
             slow = is_new or len(self.graphs) < 2
-            self._communicator.note_activity(f"micro-batch {number + 1} of update {update}", slow=slow)
+            self._communicator.record_activity(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
     def copy_moments(self) -> Moments:
@@ -150,7 +150,7 @@ class TensorFlowUpdates:
                 moment.assign(values[name])
 
     def _compute_gradients(
-        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
+        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, loss_factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Run the forward and backward pass of a micro-batch. Return its gradients, and the sums over the micro-batch that
         give the loss and the metrics.
@@ -158,7 +158,7 @@ class TensorFlowUpdates:
         self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
-            loss, sums = self._model.compute_loss(batch, seed if self._has_dropout else None, factors)
+            loss, sums = self._model.compute_loss(batch, seed if self._has_dropout else None, loss_factors)
         sums_K = tf.stack(sums)
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
@@ -176,32 +176,34 @@ class TensorFlowUpdates:
         return tf.concat([sums, [norm]], axis=0)
 
     def _trace_single_update(
-        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
+        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, loss_factors: tf.Tensor, scalars: UpdateScalars
     ) -> tf.Tensor:
         """Run a complete update with a single micro-batch on a single process."""
-        gradients, sums = self._compute_gradients(batch, seed, factors)
+        gradients, sums = self._compute_gradients(batch, seed, loss_factors)
         return self._apply_update(gradients, sums, scalars)
 
-    def _trace_first_micro_batch(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    def _store_micro_batch_gradients(
+        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, loss_factors: tf.Tensor
+    ) -> tf.Tensor:
         """Run the forward and backward pass of the first micro-batch, and store its gradients. Return the sums over the
         micro-batch that give the loss and the metrics.
         """
-        gradients, sums = self._compute_gradients(batch, seed, factors)
+        gradients, sums = self._compute_gradients(batch, seed, loss_factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign(gradient)
         return sums
 
-    def _trace_next_micro_batch(
-        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, sums_before: tf.Tensor
+    def _add_micro_batch_gradients(
+        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, loss_factors: tf.Tensor, previous_sums: tf.Tensor
     ) -> tf.Tensor:
         """Run the forward and backward pass of another micro-batch of an update, and add its gradients to the stored ones.
 
         Return the head's loss and metric sums over all micro-batches so far.
         """
-        gradients, sums = self._compute_gradients(batch, seed, factors)
+        gradients, sums = self._compute_gradients(batch, seed, loss_factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign_add(gradient)
-        return sums_before + sums
+        return previous_sums + sums
 
     def _trace_forward_pass(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         """Run the model on a micro-batch, and return the outputs of its head."""
@@ -276,7 +278,7 @@ class _Optimizer:
             hyperparameters = (settings.beta_1, settings.beta_2, settings.epsilon, decay, is_adapted)
             is_compiled = self._compiled and variable.shape.num_elements() >= _MIN_COMPILED_ELEMENTS
             first, second = (moments[name] for moments in self.moments)
-            compile_kernel_if(_update_variable, is_compiled)(
+            compile_kernel_if_enabled(_update_variable, is_compiled)(
                 variable, first, second, gradient, factor, scalars, hyperparameters
             )
 

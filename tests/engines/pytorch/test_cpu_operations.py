@@ -30,7 +30,7 @@ def test_losses_some_rows_at_a_time(rows: int, classes: int, together: int, monk
 def test_gradients_of_a_table_that_is_looked_up_and_multiplied(used: str) -> None:
     table = torch.randn(11, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
     found, rows = [], torch.tensor([4, 0, 4, 10])
-    for to_look_up, to_multiply in (cpu_operations.TiedEmbeddingTable.apply(table), (table, table)):
+    for to_look_up, to_multiply in (cpu_operations.DuplicateTiedEmbedding.apply(table), (table, table)):
         picked = torch.nn.functional.embedding(rows, to_look_up, sparse=to_look_up is not table)
         parts = {"looked up": picked.square().sum(), "multiplied": (picked.detach() @ to_multiply.t()).square().sum()}
         loss = sum(parts.values()) if used == "both" else parts[used]

@@ -194,7 +194,7 @@ def test_how_long_threads_wait_is_set_unless_the_user_has_set_it(given: dict[str
 
 def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a script that imports torch itself, where that loads the vendor's software."""
-    monkeypatch.setattr(gaudi, "has_gaudi_software", lambda: True)
+    monkeypatch.setattr(gaudi, "is_habana_frameworks_installed", lambda: True)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     early: dict[str, str] = {"PT_HPU_LAZY_MODE": "1"}
@@ -203,7 +203,7 @@ def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", types.ModuleType("habana_frameworks.torch"))
     _set_environment_defaults()
     assert not VARIABLES.keys() & os.environ.keys()
-    notes = gaudi.describe_overridden_variables()
+    notes = gaudi.describe_nondefault_environment_variables()
     assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before importing torch"
     assert len(notes) == len(VARIABLES)
 

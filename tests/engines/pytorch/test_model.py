@@ -16,10 +16,9 @@ import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.encoders.matrix_products import onednn_supports
+from gaudi_bert.encoders.matrix_products import OneDnnLinear, onednn_supports
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
-from gaudi_bert.engines.pytorch.packed_weights import PackedLinear
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
 from tests.builders import torch_models
@@ -90,15 +89,15 @@ def test_packed_equals_unpacked_and_its_class(name: str, head: TaskHead) -> None
 
 
 def test_values_are_a_function_of_the_seed_and_variables_are_those_of_transformers() -> None:
-    one, again, other = (build("roberta", WORDS, seed).values() for seed in (3, 3, 4))
+    one, again, other = (build("roberta", WORDS, seed).copy_variables() for seed in (3, 3, 4))
     identical(again, one)
     assert not np.array_equal(other["lm_head.dense.weight"], one["lm_head.dense.weight"])
     words = "roberta.embeddings.word_embeddings.weight"
     assert words in one
     assert "lm_head.decoder.weight" not in one  # tied: once
     model = build("roberta", WORDS, None)
-    model.load_values(one)
-    identical(model.values(), one)
+    model.load_variables(one)
+    identical(model.copy_variables(), one)
     assert model.has_weight_decay(words)
     assert not model.has_weight_decay("lm_head.layer_norm.weight")
     assert not model.has_weight_decay("roberta.encoder.layer.0.output.LayerNorm.weight")
@@ -133,7 +132,7 @@ def test_bfloat16_is_near_float32() -> None:
 @pytest.mark.parametrize(("name", "head"), CASES, ids=NAMES)
 def test_a_frozen_model_gives_the_same(name: str, head: TaskHead, precision: Any) -> None:
     model, batch = build(name, head, compute_dtype=precision), batch_of(packs_of(head, VOCABULARY), head)
-    (outputs, sums), variables = model.evaluate_batch(batch), model.values()
+    (outputs, sums), variables = model.evaluate_batch(batch), model.copy_variables()
     model.freeze()
     found, found_sums = model.evaluate_batch(batch)
     bound = 1e-5 if precision == "float32" else 0.05
@@ -142,7 +141,7 @@ def test_a_frozen_model_gives_the_same(name: str, head: TaskHead, precision: Any
         real = batch["input_mask" if outputs.shape[1] == batch["input_mask"].shape[1] else "target_weights"] > 0
         agree(found[real], outputs[real], bound)
     kept = sum(parameter.numel() for parameter in model.parameters_by_name.values())
-    packed = sum(layer.packed.numel() for layer in model.module.modules() if isinstance(layer, PackedLinear))
+    packed = sum(layer.onednn_weights.numel() for layer in model.module.modules() if isinstance(layer, OneDnnLinear))
     buffers = sum(buffer.numel() for buffer in model.persistent_buffers().values())
     assert kept + packed + buffers == sum(values.size for values in variables.values())
     if onednn_supports(getattr(torch, precision)) and name != "gpt2":  # whose layers are not linear layers of PyTorch
@@ -158,7 +157,10 @@ def test_a_frozen_bert_gives_the_same_and_holds_each_weight_once(head: Any, prec
     short = {name: values[2:] for name, values in batch.items()}  # one sequence: as many positions are read as there are
     short |= {name: short[name][:, :1] for name in ("input_ids", "input_mask", "segment_ids", "positions")}
     short |= {name: values[:, :1] for name, values in short.items() if name in ("sequence_positions", "target_weights")}
-    expected, numbers = [model.compute_outputs(each) for each in (batch, short)], sum(map(np.size, model.values().values()))
+    expected, numbers = (
+        [model.compute_outputs(each) for each in (batch, short)],
+        sum(map(np.size, model.copy_variables().values())),
+    )
     model.freeze()
     for each, values in zip((batch, short), expected, strict=True):
         agree(model.compute_outputs(each), values, 1e-5 if precision == "float32" else 0.05)

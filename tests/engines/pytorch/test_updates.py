@@ -57,7 +57,7 @@ def after_updates(name: str, dropout: float, **options: Any) -> tuple[dict[str, 
     updates = engine.create_updates(model, settings, Communicator(), 2)
     for update in (1, 2):
         sums = updates.run_update([batch] * 2, seeds + update, np.ones((2, 2)), UpdateScalars(0.1, 1.0, 1.0), update)
-    return {**model.values(), "sums": sums()}, sum(kept)
+    return {**model.copy_variables(), "sums": sums()}, sum(kept)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

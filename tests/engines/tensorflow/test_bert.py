@@ -25,7 +25,7 @@ def test_unknown_weights_are_refused():
     model = small_model()
     for name in ("bert/extra", "cls/predictions/output_bias"):
         with pytest.raises(InputError, match=name):
-            model.load_values({name: np.zeros(3)})
+            model.load_variables({name: np.zeros(3)})
 
 
 def product_size(graph):
