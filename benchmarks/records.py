@@ -83,9 +83,8 @@ class Engine:
     def __init__(self, records: Path, planned: Path) -> None:
         from gaudi_bert.artefacts.plan import WritablePlan
         from gaudi_bert.common.sampling import sample_packs
-        from gaudi_bert.tfrecords.files import list_record_files
         from gaudi_bert.tfrecords.packed_shards import PackEncoder
-        from gaudi_bert.tfrecords.scan import IndexedSequences
+        from gaudi_bert.tfrecords.scan import IndexedSequences, list_record_files
         from gaudi_bert.tfrecords.wire.schema import PackedSchema
         from gaudi_bert.tfrecords.write import _match_planned_files, _read_group_into_memory
 

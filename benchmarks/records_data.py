@@ -69,8 +69,7 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
 
 def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     """The unpacked records and a plan for them."""
-    from gaudi_bert.packs.plan import plan_packs
-    from gaudi_bert.tfrecords.histogram import count_records
+    from gaudi_bert.tfrecords.plan import count_records, plan_packs
 
     records = folder / "unpacked"
     make_files(records, FILES, SEQUENCES_PER_FILE, SEED)

@@ -29,7 +29,7 @@ from gaudi_bert.packing.pack_lengths import pack_lengths
 from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.histogram import count_records
+from gaudi_bert.tfrecords.plan import count_records
 from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records

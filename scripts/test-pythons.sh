@@ -15,7 +15,7 @@ tests=(
   tests/test_start.py tests/common/test_arrays.py tests/cli/test_main.py tests/cli/test_output.py
   tests/cli/test_data_commands.py::test_pack_and_verify  # tables, where no pandas is
   tests/packing/test_histogram.py tests/packing/test_pack_lengths.py tests/packing/test_strategies.py tests/packing/test_heuristics.py
-  tests/tfrecords/wire/test_example.py tests/tfrecords/wire/test_values.py tests/packs/test_plan.py
+  tests/tfrecords/wire/test_example.py tests/tfrecords/wire/test_values.py tests/tfrecords/test_plan.py
 )
 # shellcheck source=scripts/install.sh
 source scripts/install.sh

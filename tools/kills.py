@@ -32,11 +32,10 @@ from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.prepare import prepare_examples
-from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.runners.local import RunRequest, run_stages
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.convert import convert_to_hdf5
-from gaudi_bert.tfrecords.histogram import count_records
+from gaudi_bert.tfrecords.plan import count_records, plan_packs
 from gaudi_bert.tfrecords.verify import verify_records
 from gaudi_bert.tfrecords.write import pack_records, write_packed_records
 from tests.builders.folders import comparable, contents

@@ -138,9 +138,9 @@ def histogram(
     json: arguments.Json = False,
 ) -> None:
     """Count how many sequences of each length each file contains."""
-    from gaudi_bert.tfrecords import histogram
+    from gaudi_bert.tfrecords import plan
 
-    result = histogram.count_records(
+    result = plan.count_records(
         arguments.join_expanded_pattern(records),
         out,
         arguments.make_stage_run(shard, workers=workers, overwrite=overwrite),
@@ -164,7 +164,7 @@ def plan(
     json: arguments.Json = False,
 ) -> None:
     """Plan which sequence lengths share a row, and prove how close the plan is to the optimum."""
-    from gaudi_bert.packs import plan
+    from gaudi_bert.tfrecords import plan
 
     run = arguments.make_stage_run(workers=workers, overwrite=overwrite)
     settings = arguments.load_packing_settings(set_, options)

@@ -1,1 +1,1 @@
-"""The stages of packing for any file format: plan, write and verify, each for all of the data or for part K of N."""
+"""The stages of packing for any file format: write and verify, each for all of the data or for part K of N."""

@@ -40,11 +40,10 @@ from gaudi_bert.packing.estimate import (
 )
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram
 from gaudi_bert.packing.strategies import create_budget_for_estimates
-from gaudi_bert.packs.plan import build_histogram
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.tables.groups import count_row_tokens
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
-from gaudi_bert.tfrecords.histogram import count_records
+from gaudi_bert.tfrecords.plan import build_histogram, count_records
 
 # An estimate tries most algorithms with several depths, which limit the sequences per pack. These algorithms are tried only
 # once, and the table shows the depth given here. `none` and `sort` do not use the depth. The packing paper runs the other

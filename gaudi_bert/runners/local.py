@@ -127,7 +127,7 @@ class RunRequest:
 
     def run_histogram(self) -> StageResult:
         """Count the examples of each length, separately for each split."""
-        from gaudi_bert.tfrecords.histogram import count_records
+        from gaudi_bert.tfrecords.plan import count_records
 
         return self._run_for_each_split(
             lambda paths: count_records(paths.records, paths.histogram, self._stage_run, numbered=True)
@@ -135,7 +135,7 @@ class RunRequest:
 
     def run_plan(self) -> StageResult:
         """Compute the packing plan of each split from its histogram."""
-        from gaudi_bert.packs.plan import plan_packs
+        from gaudi_bert.tfrecords.plan import plan_packs
 
         def make(paths: DataSplitPaths) -> SplitResult:
             histograms = find_histogram_files(paths.histogram, self.settings.store)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.base import NOTES_NAME
+from gaudi_bert.artefacts.base import NOTES_NAME, compute_file_identity
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy, remove_local_copies
 from gaudi_bert.artefacts.packed import PackedTotals, RowLengthTables, TableManifest, TableMetadata, row_table_path
@@ -54,7 +54,6 @@ from gaudi_bert.tables.groups import (
 from gaudi_bert.tables.packed_files import PackLayout, write_table_shard
 from gaudi_bert.tables.sources import list_table_files
 from gaudi_bert.tables.verify import verify_single_table
-from gaudi_bert.tfrecords.files import compute_file_identity
 
 _PackedTable: TypeAlias = PackResult | PlainResult
 

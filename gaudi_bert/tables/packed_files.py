@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import NOTES_NAME
+from gaudi_bert.artefacts.base import NOTES_NAME, compute_file_identity
 from gaudi_bert.artefacts.packed import TableManifest, TableMetadata
 from gaudi_bert.artefacts.shards import Shard, check_shard_sizes
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, Int32Array, IntArray
@@ -36,7 +36,6 @@ from gaudi_bert.reading.global_order import choose_stream_count
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tables.groups import GroupRows, ListValues, PackSequences
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list_type
-from gaudi_bert.tfrecords.files import compute_file_identity
 from gaudi_bert.tfrecords.random_access import ShardPaths
 
 _SLOTS_PER_ROW_GROUP = 2**21

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import manifest_path
+from gaudi_bert.artefacts.base import compute_file_identity, manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.mirrored_folder import (
     download_missing_files,
@@ -61,7 +61,6 @@ from gaudi_bert.tables.groups import (
 )
 from gaudi_bert.tables.packed_files import PackLayout, padding_value
 from gaudi_bert.tables.sources import is_same_type, list_table_files
-from gaudi_bert.tfrecords.files import compute_file_identity
 
 _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
 

@@ -1,1 +1,1 @@
-"""The stages and the storage format of TFRecords: reading, counting, packing, verifying, converting and inspecting them."""
+"""The stages and the format of TFRecords: reading, counting, planning, packing, verifying, converting and inspecting."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import compute_file_identity
 from gaudi_bert.artefacts.completion import (
     Signature,
     begin_artefact_unless_finished,
@@ -36,7 +37,6 @@ from gaudi_bert.common.files import atomic_file, exclusive_lock, get_store_url, 
 from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packs.verify import PackedFolder
-from gaudi_bert.tfrecords.files import compute_file_identity
 from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema

@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import format_count
-from gaudi_bert.tfrecords.files import list_record_files
+from gaudi_bert.tfrecords.scan import list_record_files
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import (

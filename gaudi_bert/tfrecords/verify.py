@@ -44,7 +44,6 @@ from gaudi_bert.packs.verify import (
     prove_group_lower_bound,
     verify_packs,
 )
-from gaudi_bert.tfrecords.files import RecordInputs, compute_bad_file_identity, open_inputs
 from gaudi_bert.tfrecords.fingerprint import (
     PackSizes,
     ScannedPacks,
@@ -52,14 +51,17 @@ from gaudi_bert.tfrecords.fingerprint import (
     hash_unpacked_sequences,
     sum_hashes,
 )
-from gaudi_bert.tfrecords.histogram import find_file_problem
+from gaudi_bert.tfrecords.plan import find_file_problem
 from gaudi_bert.tfrecords.scan import (
     CHUNK_BYTES,
+    RecordInputs,
     RecordScan,
     StatusAndPosition,
     UnpackedFormat,
     allocate_scan_buffer,
+    compute_bad_file_identity,
     map_files_in_threads,
+    open_inputs,
 )
 from gaudi_bert.tfrecords.wire.example import build_position_varint_table
 from gaudi_bert.tfrecords.wire.features import make_feature_table

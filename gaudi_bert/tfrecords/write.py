@@ -39,12 +39,18 @@ from gaudi_bert.common.progress import Task, format_bytes, format_count
 from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, prove_bound_by_totals, verify_certified_lower_bound
-from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.packs.write import GroupFilesAndSize, PackingJob, write_packs
-from gaudi_bert.tfrecords.files import RecordInputs, get_records_folder, open_inputs
-from gaudi_bert.tfrecords.histogram import OnBadFile, count_records
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
-from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files_in_threads
+from gaudi_bert.tfrecords.plan import OnBadFile, count_records, plan_packs
+from gaudi_bert.tfrecords.scan import (
+    CompactedFormat,
+    IndexedSequences,
+    RecordInputs,
+    RecordScan,
+    get_records_folder,
+    map_files_in_threads,
+    open_inputs,
+)
 from gaudi_bert.tfrecords.verify import verify_records
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema

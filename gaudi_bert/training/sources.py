@@ -25,7 +25,6 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.reading.global_order import MAX_STREAMS, choose_stream_count
 from gaudi_bert.reading.streams import StoredPacks
-from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files, open_inputs
 from gaudi_bert.tfrecords.random_access import (
     RecordFiles,
     ShardCache,
@@ -33,6 +32,7 @@ from gaudi_bert.tfrecords.random_access import (
     check_shards_exist,
     open_packs,
 )
+from gaudi_bert.tfrecords.scan import find_vocabulary, list_record_files, open_inputs
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema, check_features, infer_unpacked_schema

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packs.plan import plan_packs
-from gaudi_bert.tfrecords.histogram import count_records
+from gaudi_bert.tfrecords.plan import count_records, plan_packs
 from gaudi_bert.tfrecords.write import write_packed_records
 from tests.builders.reporters import a_run
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence

@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packs.plan import plan_packs
+from gaudi_bert.tfrecords.plan import plan_packs
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema

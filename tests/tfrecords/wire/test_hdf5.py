@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 h5py = pytest.importorskip("h5py", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError  # noqa: E402
-from gaudi_bert.tfrecords.histogram import count_records  # noqa: E402
+from gaudi_bert.tfrecords.plan import count_records  # noqa: E402
 from gaudi_bert.tfrecords.wire import hdf5  # noqa: E402
 from gaudi_bert.tfrecords.wire.framing import RecordStream, read_records  # noqa: E402
 from gaudi_bert.training.sources import open_local_records  # noqa: E402

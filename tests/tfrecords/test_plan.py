@@ -1,11 +1,11 @@
-"""RECORDS as a list of files, and the histogram stage against counting one value at a time; bad records and foreign files
-are one line that names file and record."""
+"""The histogram stage against counting one value at a time; bad records and foreign files are one line that names file and
+record; and the plan that is made of histograms."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
-import os
 import random
 import re
 import shutil
@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.histogram import HistogramFile
+from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
-from gaudi_bert.tfrecords.histogram import count_records
+from gaudi_bert.tfrecords.plan import count_records, plan_packs
 from gaudi_bert.tfrecords.verify import verify_records
 from gaudi_bert.tfrecords.write import pack_records
-from tests.builders.packing_case import make_case, write_tfrecord
+from tests.builders.agree import agree
+from tests.builders.histograms import HISTOGRAMS
+from tests.builders.packing_case import write_tfrecord
 from tests.builders.reporters import Listener, a_run
 from tests.builders.unreadable import open_folder, unreadable
 from tests.oracles.wire import crc32c, example, frame, random_sequence
@@ -119,18 +121,17 @@ def file_entry(name: str, rows: list[list[int]]) -> dict[str, Any]:
     return {"name": name, "bytes": 100, "crc32c": 5, **sums, "counts": rows}
 
 
-def content(*files: dict[str, Any], length: int = 4) -> dict[str, Any]:
+def content(*files: dict[str, Any], length: int = 4, predictions: int = 2) -> dict[str, Any]:
     counts = [0] * length
     for file in files:
         for row in file["counts"]:
             counts[row[0] - 1] += row[2]
-    sizes = {"max_sequence_length": length, "max_predictions": 2}
+    sizes = {"max_sequence_length": length, "max_predictions": predictions}
     return {**sizes, "counts": counts, "files": list(files), "vocabulary": {"size": 9, "sha256": "ab"}}
 
 
-def written(folder: Path, name: str, value: Any) -> Path:
-    path = folder / name
-    path.write_text(value if isinstance(value, str) else json.dumps(value))
+def write_json(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value))
     return path
 
 
@@ -161,73 +162,24 @@ TWO = file_entry("b.tfrecord", [[4, 1, 2]])
 )
 def test_bad_files_are_one_clear_line(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"histogram.json: .*{re.escape(message)}") as caught:
-        HistogramFile.read_and_merge([written(tmp_path, "histogram.json", value)])
+        HistogramFile.read_and_merge([write_json(tmp_path / "histogram.json", value)])
     assert "\n" not in str(caught.value)
 
 
-def test_only_like_histograms_are_merged(tmp_path: Path) -> None:
-    one = written(tmp_path, "one.json", content(ONE))
-    for name, value, message in (
-        ("length", content(file_entry("b", [[4, 1, 2]]), length=5), "max_sequence_length is 5, but 4 in"),
-        ("predictions", {**content(TWO), "max_predictions": 3}, "max_predictions is 3, but 2 in"),
-        ("vocabulary", {**content(TWO), "vocabulary": None}, "vocabulary is None"),
-        ("files", {**content(TWO), "files": None}, "the histogram has no counts per file, but others have"),
-    ):
-        other = written(tmp_path, f"{name}.json", value)
-        with pytest.raises(InputError, match=message):
-            HistogramFile.read_and_merge([one, other])
-
-
-# --- RECORDS as a list of files
-
-
-def test_file_lists(tmp_path: Path) -> None:
-    folder = tmp_path / "train"
-    (folder / "inner").mkdir(parents=True)
-    passed_over = (".hidden", "examples.json", "_SUCCESS", "_metadata", "._a", "README", "README.md", "README.txt")
-    for name in ("b.tfrecord", "a", "c.gz", "inner/d", *passed_over):
-        (folder / name).write_bytes(b"x")
-    names = [file.name for file in list_record_files(folder)]
-    assert names == ["a", "b.tfrecord", "c.gz"]
-    assert [file.name for file in list_record_files(folder / "a")] == ["a"]
-    assert [file.name for file in list_record_files(str(folder / "[bc]*"))] == ["b.tfrecord", "c.gz"]
-    assert [file.name for file in list_record_files(str(folder / "*"))] == names
-    assert list(list_record_files(f"{folder}/").values()) == [1, 1, 1]
-    with pytest.raises(InputError, match="no file matches it"):
-        list_record_files(str(folder / "z*"))
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "a").write_bytes(b"x")
-    with pytest.raises(InputError, match="must not have the same name as"):
-        list_record_files(str(tmp_path / "*" / "a"))
-    assert find_vocabulary(folder) is None
-    (tmp_path / "vocab.txt").write_text("[PAD]\n")
-    for records in (folder, folder / "a", str(folder / "*")):
-        assert find_vocabulary(records) == tmp_path.resolve() / "vocab.txt"
-
-
-def test_entries_that_cannot_be_read_are_not_left_out_in_silence(tmp_path: Path) -> None:
-    folder = tmp_path / "train"
-    folder.mkdir()
-    (folder / "a").write_bytes(b"x")
-    (tmp_path / "elsewhere").write_bytes(b"xyz")
-    (folder / "linked").symlink_to(tmp_path / "elsewhere")
-    (folder / ".hidden-link").symlink_to(tmp_path / "nowhere")
-    (folder / "left-out.json").symlink_to(tmp_path / "nowhere")
-    (folder / "linked-folder").symlink_to(tmp_path)
-    for records in (folder, str(folder / "*")):
-        assert list(list_record_files(records).items()) == [(folder / "a", 1), (folder / "linked", 3)]
-    dangling, looping, pipe = folder / "dangling", folder / "looping", folder / "pipe"
-    link = "the file is a symbolic link to .*{}, which does not exist"
-    for entry, make, reason in (
-        (dangling, lambda: dangling.symlink_to(tmp_path / "nowhere"), link.format("nowhere")),
-        (looping, lambda: looping.symlink_to(looping), link.format("looping")),
-        (pipe, lambda: os.mkfifo(pipe), "expected a file, found a pipe, socket or device"),
-    ):
-        make()
-        for records in (folder, str(folder / "*"), entry):
-            with pytest.raises(InputError, match=f"{entry.name}: {reason}"):
-                list_record_files(records)
-        entry.unlink()
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (content(file_entry("b", [[4, 1, 2]]), length=5), "max_sequence_length is 5, but 4 in"),
+        ({**content(TWO), "max_predictions": 3}, "max_predictions is 3, but 2 in"),
+        ({**content(TWO), "vocabulary": None}, "vocabulary is None"),
+        ({**content(TWO), "files": None}, "the histogram has no counts per file, but others have"),
+    ],
+    ids=["length", "predictions", "vocabulary", "files"],
+)
+def test_only_like_histograms_are_merged(tmp_path: Path, value: Any, message: str) -> None:
+    one, other = write_json(tmp_path / "one.json", content(ONE)), write_json(tmp_path / "other.json", value)
+    with pytest.raises(InputError, match=message):
+        HistogramFile.read_and_merge([one, other])
 
 
 # --- bad input: one line with file and record, and nothing written that looks finished
@@ -245,26 +197,31 @@ def refused_by_histogram(records: Path | str, out: Path, *parts: str) -> None:
 
 PACK = example({**random_sequence(random.Random(1), 24, 4), "positions": [0], "next_sentence_positions": [0]})
 TAR = bytes(257) + b"ustar" + bytes(250)
-NO_RECORDS = {
-    "missing": (None, "the path does not exist"),
-    "empty": (b"", "the file is empty"),
-    "text": (b"This is a text and not a TFRecord at all.\n" * 10, "expected a TFRecord file"),
-    "none": (gzip.compress(b""), "contains no records"),
-    "packed": (frame(PACK), "expected an unpacked record, found a packed one"),
-    # Of other tools, with the way in.
-    "shard-000.tar.gz": (gzip.compress(TAR), "a tar archive, probably of WebDataset"),
-    "data.idx": (b"MMIDIDX\x00\x00" + bytes(30), "a file of a Megatron data set"),
-    "table.arrow": (b"ARROW1\0\0" + bytes(40), "an Arrow table; pass the table itself to `gaudi-bert pack`"),
-}
 
 
-def test_what_is_not_there_or_no_record_is_named(tmp_path: Path) -> None:
-    for name, (content, reason) in NO_RECORDS.items():
-        if content is not None:
-            (tmp_path / name).write_bytes(content)
-        refused_by_histogram(tmp_path / name, tmp_path / "histogram.json", f"{tmp_path / name}: ", reason)
-    (tmp_path / "empty-folder").mkdir()
-    refused_by_histogram(tmp_path / "empty-folder", tmp_path / "histogram.json", "contains no record files")
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("missing", None, "the path does not exist"),
+        ("empty", b"", "the file is empty"),
+        ("text", b"This is a text and not a TFRecord at all.\n" * 10, "expected a TFRecord file"),
+        ("none", gzip.compress(b""), "contains no records"),
+        ("packed", frame(PACK), "expected an unpacked record, found a packed one"),
+        # Of other tools, with the way in.
+        ("shard-000.tar.gz", gzip.compress(TAR), "a tar archive, probably of WebDataset"),
+        ("data.idx", b"MMIDIDX\x00\x00" + bytes(30), "a file of a Megatron data set"),
+        ("table.arrow", b"ARROW1\0\0" + bytes(40), "an Arrow table; pass the table itself to `gaudi-bert pack`"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_what_is_not_there_or_no_record_is_named(tmp_path: Path, name: str, data: bytes | None, reason: str) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    refused_by_histogram(tmp_path / name, tmp_path / "histogram.json", f"{tmp_path / name}: ", reason)
+
+
+def test_a_folder_without_records_is_named(tmp_path: Path) -> None:
+    refused_by_histogram(tmp_path, tmp_path / "histogram.json", "contains no record files")
 
 
 def damage(folder: Path, numbers: list[int]) -> None:
@@ -343,7 +300,89 @@ def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:
             count_records(records, tmp_path / "histogram.json", a_run(), on_bad_file=choice)
 
 
-def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    case = make_case(tmp_path, files=1)
-    os.rename(case.records / "part-0", os.fsencode(case.records) + b"/part-\xff")
-    refused_by_histogram(case.records, tmp_path / "again.json", "the file name must be UTF-8")
+# --- the plan
+
+
+def histogram(files: int, sequences: int, length: int = 16, part: slice = slice(None)) -> dict[str, Any]:
+    """Files of sequences of all lengths, or a part of them; a fifth of the positions are masked, at least one."""
+    entries = []
+    for number in range(files)[part]:
+        rows = [[size, max(1, size // 5), sequences // length + (size + number) % 3] for size in range(3, length + 1)]
+        entries.append({**file_entry(f"part-{number:05d}.tfrecord", rows), "bytes": 1000, "crc32c": number})
+    return content(*entries, length=length, predictions=3)
+
+
+def settings(**changes: Any) -> PackingSettings:
+    return PackingSettings.model_validate({"group_sequences": 1000, "algorithm": "lpfhp", **changes})
+
+
+def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
+    source = histogram(files=5, sequences=300)
+    result = plan_packs([write_json(tmp_path / "histogram.json", source)], tmp_path / "plan.json", settings(), a_run())
+    made = json.loads((tmp_path / "plan.json").read_text())
+    assert (made["format_version"], made["algorithm"], made["depth"], made["seed"]) == (2, "lpfhp", 3, 12345)
+    assert (made["max_sequence_length"], made["max_predictions"], made["masked_slots"]) == (16, 3, 6)
+    files = sorted((file for group in made["groups"] for file in group["files"]), key=lambda file: file["name"])
+    assert [file["name"] for file in files] == [file["name"] for file in source["files"]]
+    assert [file["crc32c"] for file in files] == [0, 1, 2, 3, 4]
+    assert len(made["groups"]) == 2
+    covered = [0] * 16
+    for group in made["groups"]:
+        assert sum(count for _, count in group["strategies"]) == group["packs"] >= group["lower_bound"]
+        for strategy, count in group["strategies"]:
+            for length in strategy:
+                covered[length - 1] += count
+    assert covered == source["counts"]
+    assert result.content.as_json() == made["totals"]
+    agree(result.content.efficiency, 1 - result.content.padding_tokens / (16 * result.content.packs))
+    agree(result.content.packing_factor, result.content.sequences / result.content.packs)
+    more = plan_packs([tmp_path / "histogram.json"], tmp_path / "more.json", settings(masked_slots=9), a_run())
+    assert more.content.masked_slots == 9
+
+
+def test_finished_is_skipped_and_other_settings_and_histograms_are_refused(tmp_path: Path) -> None:
+    source, out = write_json(tmp_path / "histogram.json", histogram(2, 100)), tmp_path / "plan.json"
+    first = plan_packs([source], out, settings(), a_run())
+    again = plan_packs([source], out, settings(), a_run())
+    assert (again.skipped, again.content) == (True, first.content)
+    with pytest.raises(InputError, match=r"depth: 3 in the file, 4 now"):
+        plan_packs([source], out, settings(depth=4), a_run())
+    write_json(source, histogram(3, 100))
+    with pytest.raises(InputError, match="histogram_sha256"):
+        plan_packs([source], out, settings(), a_run())
+
+
+def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) -> None:
+    heard = io.StringIO()
+    result = plan_packs([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), a_run(reporter=Reporter(heard)))
+    made = json.loads((tmp_path / "plan.json").read_text())
+    assert result.content.packs == 40_631
+    assert made["writable"] is False
+    assert (made["groups"][0]["files"], made["masked_slots"]) == ([], None)
+    assert "no counts per file" in heard.getvalue()
+
+
+def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
+    source = write_json(tmp_path / "histogram.json", histogram(2, 300))
+    result = plan_packs([source], tmp_path / "plan.json", settings(depth="max"), a_run())
+    made = json.loads((tmp_path / "plan.json").read_text())
+    assert made["depth"] == result.content.depth_used < 16
+    assert made["depth"] == max(len(strategy) for group in made["groups"] for strategy, _ in group["strategies"])
+    assert made["masked_slots"] == 3 + made["depth"]
+
+
+def test_the_plan_of_many_groups_does_not_depend_on_how_they_were_counted(tmp_path: Path) -> None:
+    many = [write_json(tmp_path / f"{n}.json", histogram(150, 20, part=slice(n, None, 3))) for n in range(3)]
+    chosen = settings(group_sequences=22)  # each file is a group
+    totals = plan_packs(many, tmp_path / "a.json", chosen, a_run()).content
+    whole = write_json(tmp_path / "histogram.json", histogram(150, 20))
+    for histograms, workers in ((many[::-1], 3), ([whole], 1)):
+        plan_packs(histograms, tmp_path / "b.json", chosen, a_run(workers=workers, overwrite=True))
+        assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    content = Plan.read(tmp_path / "a.json")
+    strategies = {strategy for group in content.groups for strategy, _ in group.strategies}
+    assert (
+        (totals.groups, totals.strategies_used)
+        == (150, len(strategies))
+        == (len(content.groups), len(content.strategy_counts))
+    )
