@@ -123,9 +123,8 @@ class RowParser:
 
         The second text is optional. It is required only for reranking, and if the user named its column.
         """
-        settings = self.settings
+        settings, pair = self.settings, None
         text = self._read_text(record, settings.text)
-        pair = None
         expected = self.task == "reranking" or "text_pair" in settings.keys_set_by_user
         if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
             is_none = self.task != "reranking" and settings.text_pair in record and record[settings.text_pair] is None
@@ -391,10 +390,11 @@ def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *
         settings.keys_set_by_user & {"document", "label"},
     )
     for position, record in records:
-        if isinstance(record, InputError) or names_pairs:
-            yield position, record
-            continue
-        if not names_lists and (settings.document in record or settings.positive not in record):
+        if (
+            isinstance(record, InputError)
+            or names_pairs
+            or (not names_lists and (settings.document in record or settings.positive not in record))
+        ):
             yield position, record
             continue
         try:

@@ -145,17 +145,17 @@ def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: 
 
 
 def tokenize_readable_rows(
-    window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences | None]
+    window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences]
 ) -> tuple[list[Row], Sequences | None, dict[int, str]]:
     """Tokenize the given rows, and return their sequences. Also return an error message for each row that cannot be read or
-    tokenized.
+    tokenized. If no row can be tokenized, the sequences are None.
 
     If `tokenize` raises an exception for all rows together and `on_bad_row` is "skip", each row is tried separately.
 
     Args:
         window: The rows, including any `BadRow`.
         on_bad_row: "stop" raises the exception of `tokenize`. "skip" leaves out the rows that cannot be tokenized.
-        tokenize: Returns the sequences of the given rows, or None if there are no rows.
+        tokenize: Returns the sequences of the given rows. There is at least one row.
 
     Returns:
         The rows that were tokenized, their sequences, and the problem of every other row by its index in `window`.
@@ -166,7 +166,7 @@ def tokenize_readable_rows(
     problems = {index: row.problem for index, row in enumerate(window) if isinstance(row, BadRow)}
     good = {index: row for index, row in enumerate(window) if not isinstance(row, BadRow)}
     try:
-        return list(good.values()), tokenize(list(good.values())), problems
+        return list(good.values()), tokenize(list(good.values())) if good else None, problems
     except InputError:
         if on_bad_row == "stop":
             raise
@@ -176,7 +176,7 @@ def tokenize_readable_rows(
         except InputError as error:
             problems[index] = str(error)
             del good[index]
-    return list(good.values()), tokenize(list(good.values())), problems
+    return list(good.values()), tokenize(list(good.values())) if good else None, problems
 
 
 class _EncodedText(NamedTuple):

@@ -191,7 +191,7 @@ def _collect_host_facts() -> _HostFacts:
         hl_smi = ""
     processor, shares = read_processor(), dict[str, float]()
     if processor.multiplies_bfloat16 and find_spec("torch") is not None:
-        from gaudi_bert.tasks.precision import measure_bfloat16_time_ratios
+        from gaudi_bert.tasks.predict import measure_bfloat16_time_ratios
 
         shares = measure_bfloat16_time_ratios()
     return _HostFacts(

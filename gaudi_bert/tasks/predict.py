@@ -10,6 +10,7 @@ can be resumed.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 import numpy as np
 
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copies
-from gaudi_bert.common.arrays import Float32Array, IntArray
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import get_store_url, is_in_store, open_file
@@ -31,7 +32,7 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.config.values import InferencePrecision, Precision
 from gaudi_bert.engines import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
+from gaudi_bert.engines.protocol import ComputeDtype, Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import NO_PACKS_REMEDY, BertConfig, EncoderConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.packs import IncompleteBatch
@@ -126,14 +127,14 @@ def predict(
         length = loaded.max_sequence_length
         prompt = described.texts.find_prompt(None)
         rows = RowSource(rows_file, settings, loaded.tokenizer, length, described.task, described.labels, prompt=prompt)
-        chosen: dict[str, Any] = {
+        chosen = {
             "max_sequence_length": length,
             "precision": loaded.precision,
             "packed": options.packed,
+            **({} if options.group_by is None else {"group_by": options.group_by, "ranked_by": "logit"}),
+            **({"prompt": prompt} if prompt else {}),
+            **({"activation": task.activation} if task.activation != "Sigmoid" else {}),
         }
-        chosen |= {} if options.group_by is None else {"group_by": options.group_by, "ranked_by": "logit"}
-        chosen |= {"prompt": prompt} if prompt else {}
-        chosen |= {"activation": task.activation} if task.activation != "Sigmoid" else {}
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
             """Return the predictions for some rows as JSON lines. If documents are ranked, each line also contains the
@@ -534,3 +535,60 @@ def _convert_embeddings(extension: str, width: int, float32_file: Path, output: 
             flat = pyarrow.array(vectors[first : first + _ROWS_PER_ROW_GROUP].reshape(-1), pyarrow.float32())
             column = pyarrow.FixedSizeListArray.from_arrays(flat, width)
             writer.write_table(pyarrow.table([column], schema=schema))
+
+
+# --- how much faster bfloat16 is than float32 on this CPU, with a small BERT, for `doctor`
+
+# The measurement uses a small model with the layer sizes of MiniLM. Two layers are enough, because every layer takes the
+# same time.
+_BENCHMARK_CONFIG = BertConfig(
+    vocab_size=1000, hidden_size=384, num_hidden_layers=2, num_attention_heads=12, intermediate_size=1536
+)
+BENCHMARK_SHAPES = {"8 rows of 256 tokens": (8, 256), "1 row of 16 tokens": (1, 16)}
+_BENCHMARK_SECONDS = 0.5  # how long the batches of each shape are measured
+
+
+def measure_bfloat16_time_ratios() -> dict[str, float]:
+    """Measure how long batches take in bfloat16 on this CPU, compared with float32. The measurement takes about a second.
+
+    Returns:
+        The shortest time of a batch in bfloat16 divided by the shortest time in float32, for each shape by its description.
+    """
+    models: dict[ComputeDtype, Model] = {kind: build_benchmark_model(kind) for kind in ("float32", "bfloat16")}
+    return {name: _measure_time_ratio(models, make_benchmark_batch(*shape)) for name, shape in BENCHMARK_SHAPES.items()}
+
+
+def build_benchmark_model(compute_dtype: ComputeDtype) -> Model:
+    """Return a small BERT for inference. Its frozen weights are random, but the same in every call."""
+    model = load_engine("pytorch").build_model(
+        ModelSpec(_BENCHMARK_CONFIG, VectorHead("mean", normalize=True)), seed=1, compute_dtype=compute_dtype
+    )
+    model.freeze()
+    return model
+
+
+def make_benchmark_batch(rows: int, length: int) -> BatchArrays:
+    """Return a batch of `rows` rows that contain one text of `length` tokens each.
+
+    The token ids are random, but the same in every call.
+    """
+    ids = np.random.default_rng(1).integers(5, _BENCHMARK_CONFIG.vocab_size, (rows, length), np.int32)
+    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    batch = {"input_ids": ids, "input_mask": np.ones_like(ids), "segment_ids": np.zeros_like(ids), "positions": positions}
+    return {**batch, "sequence_positions": np.zeros((rows, 1), np.int32)}
+
+
+def _measure_time_ratio(models: dict[ComputeDtype, Model], batch: BatchArrays) -> float:
+    """Run the batch repeatedly in both data types, and return the shortest time in bfloat16 divided by the shortest time in
+    float32.
+    """
+    shortest = dict.fromkeys(models, np.inf)
+    for model in models.values():
+        model.compute_outputs(batch)  # not timed, because the first batch also allocates memory
+    end = time.perf_counter() + _BENCHMARK_SECONDS
+    while time.perf_counter() < end:
+        for kind, model in models.items():
+            begun = time.perf_counter()
+            model.compute_outputs(batch)
+            shortest[kind] = min(shortest[kind], time.perf_counter() - begun)
+    return float(shortest["bfloat16"] / shortest["float32"])

@@ -15,7 +15,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
@@ -165,12 +165,10 @@ class RowSource:
         source = f"{format_input_name(self.file)}: "
         return rows, sequences, {index: problem.removeprefix(source) for index, problem in problems.items()}
 
-    def _tokenize(self, rows: list[Row]) -> Sequences | None:
-        """Tokenize rows as in training, and return their sequences, or None if there are no rows."""
+    def _tokenize(self, rows: list[Row]) -> Sequences:
+        """Tokenize rows as in training, and return their sequences."""
         if self.prompt:
             rows = [row._replace(text=self.prompt + row.text) if isinstance(row, TextRow) else row for row in rows]
-        if not rows:
-            return None
         return tokenize_rows(
             rows,
             self.tokenizer,
@@ -269,13 +267,9 @@ def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> It
         StoppedError: The user stopped the command before the first window was stored.
     """
     try:
-        if rows_file == STANDARD_INPUT:
-            yield None
-        else:
-            with reporter.task(
-                name, 1, "rows"
-            ) as task:  # 1 is replaced by the number of rows, which is known once all rows were checked
-                yield task
+        # 1 is replaced by the number of rows, which is known once all rows were checked.
+        with nullcontext() if rows_file == STANDARD_INPUT else reporter.task(name, 1, "rows") as task:
+            yield task
     except KeyboardInterrupt as error:
         if out == STANDARD_OUTPUT or not _progress_path(Path(out)).exists():
             raise StoppedError(

@@ -115,22 +115,16 @@ def tokenize_file(
     if is_embedding:  # for embeddings, each distinct text is one sequence
         all_rows = list(read)
         read = iter(collect_distinct_texts(settings, all_rows).texts if all_rows else ())
-
-    def tokenize(rows: list[Row]) -> Sequences | None:
-        """Tokenize some rows of the file, and return their sequences, or None if there are no rows."""
-        if not rows:
-            return None
-        return tokenize_rows(
-            rows,
-            tokenizer,
-            task=None if is_embedding else task,
-            settings=settings,
-            max_sequence_length=max_sequence_length,
-            labels=labels,
-            file=path,
-            length_key="finetune.max_sequence_length",
-        )
-
+    tokenize = partial(
+        tokenize_rows,
+        tokenizer=tokenizer,
+        task=None if is_embedding else task,
+        settings=settings,
+        max_sequence_length=max_sequence_length,
+        labels=labels,
+        file=path,
+        length_key="finetune.max_sequence_length",
+    )
     parts, counts = [], []
     for window in split_into_windows(read, _WINDOW_ROWS):
         rows, sequences, problems = tokenize_readable_rows(window, "stop" if is_embedding else settings.on_bad_row, tokenize)

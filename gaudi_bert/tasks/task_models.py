@@ -255,17 +255,19 @@ def load_initial_weights(path: Path, task: Task | None, *, allow_missing_head: b
     for name in fresh:
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
             raise InputError(f"{weights.path}: {name} is missing; pass the weights of a complete encoder")
-    checksum, unread = 0, {}
+    checksum = 0
     for name, value in sorted(weights.variables.items()):
         content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         checksum = zlib.crc32(content.data, zlib.crc32(name.encode(), checksum))
-    if isinstance(head, VectorHead):
-        # `transformers` expects a pooler in every BERT, so keep the pooler although embeddings do not use it. If the weights
-        # have no pooler, use initial values.
-        for name, spec in parameter_specs(config).items():
-            if name.startswith("bert/pooler/"):
-                value = weights.variables.get(name, draw_initial_value(name, spec, config.initializer_range, 0))
-                unread[name] = np.asarray(value, np.float32)
+    # `transformers` expects a pooler in every BERT, so keep the pooler although embeddings do not use it. If the weights
+    # have no pooler, use initial values.
+    unused = {name: spec for name, spec in parameter_specs(config).items() if name.startswith("bert/pooler/")}
+    kept = {
+        name: np.asarray(
+            weights.variables.get(name, draw_initial_value(name, spec, config.initializer_range, 0)), np.float32
+        )
+        for name, spec in (unused.items() if isinstance(head, VectorHead) else ())
+    }
     return InitialWeights(
         path=weights.path,
         kind=weights.kind,
@@ -275,7 +277,7 @@ def load_initial_weights(path: Path, task: Task | None, *, allow_missing_head: b
         variables=variables,
         fresh=fresh,
         identity=f"{checksum:08x}",
-        kept=unread,
+        kept=kept,
     )
 
 

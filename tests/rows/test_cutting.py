@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("tokenizers")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -109,7 +106,6 @@ def test_the_tokens_that_stay_are_those_of_the_complete_text(name: str, text: st
 def test_tokens_at_each_place_are_those_of_both_parts(name: str, text: str, place: float) -> None:
     tokenizer = TOKENIZERS[name]
     places = _build_token_boundary_pattern(tokenizer)
-    assert places is not None
     found = [match.end() for match in places.finditer(text)]
     if found:
         at = found[int(place * (len(found) - 1))]

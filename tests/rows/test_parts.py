@@ -7,13 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("pyarrow", exc_type=ImportError)
-
-import pyarrow
 from pyarrow import parquet
 
 from gaudi_bert.common.errors import InputError

@@ -176,12 +176,12 @@ def test_a_column_that_is_named_is_read_or_refused(tmp_path: Path, task: Any, ki
         assert any(reason in str(caught.value) for reason in refused) is not applies
 
 
-def test_names_of_columns_are_for_tables(tmp_path: Path) -> None:
-    for kind in ("jsonl", "txt", "conll"):
-        (tmp_path / f"x.{kind}").write_text(FORMATS[kind])
-        for option in ({"columns": ("text", "x")}, {"no_header": True}, {"delimiter": ";"}):
-            with pytest.raises(InputError, match=r"--(columns|no-header|delimiter) applies only to CSV and TSV"):
-                rows_of(tmp_path / f"x.{kind}", "token-classification", **option)
+@pytest.mark.parametrize("kind", ["jsonl", "txt", "conll"])
+@pytest.mark.parametrize("option", [{"columns": ("text", "x")}, {"no_header": True}, {"delimiter": ";"}])
+def test_names_of_columns_are_for_tables(tmp_path: Path, kind: str, option: dict[str, Any]) -> None:
+    path = write(tmp_path / f"x.{kind}", FORMATS[kind])
+    with pytest.raises(InputError, match=r"--(columns|no-header|delimiter) applies only to CSV and TSV"):
+        rows_of(path, "token-classification", **option)
 
 
 def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:

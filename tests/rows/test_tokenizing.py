@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import _choose_window_of_each_token, _split_into_windows, tokenize_rows
 from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, Sequences, TaggedRow, TextRow
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
+from tests.builders.command_line import run_python
 from tests.builders.properties import examples
 from tests.oracles.windows import best_windows
 
@@ -41,11 +40,6 @@ def tokenized(rows: list[Row], tokenizer: RowTokenizer, task: Any, most: int = 6
     labels = collect_label_names(rows, task) if task else ()
     given = TaskSettings(**settings)
     return tokenize_rows(rows, tokenizer, task=task, settings=given, max_sequence_length=most, labels=labels, file="x.jsonl")
-
-
-def words_of(sequences: Sequences, number: int) -> list[str]:
-    ids = sequences.input_ids[sequences.offsets[number] : sequences.offsets[number + 1]]
-    return [VOCABULARY[token] for token in ids]
 
 
 WORDS = ["the", "cat", "unableness", "x" * 40, "a.b", "...", "\u4e2d\u56fd", "\u4e2d" * 30 + "\u3002", " ", "\n\n", "\u00dc"]
@@ -108,7 +102,7 @@ for rows in ([TextRow(RowPosition(1), text)], [TextRow(RowPosition(number), text
     tokenized(rows, tokenizer, None, too_long="truncate")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    done = run_python(code, folder)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 80
 
@@ -153,7 +147,6 @@ def test_rows_of_every_kind_lose_their_beginning(folder: Path, tokenizer: RowTok
     tags = tokenized([TaggedRow(RowPosition(1), words)], left, "token-classification", 8, **cut)
     encoded = theirs(list(words), is_split_into_words=True, truncation=True, max_length=8)
     assert tags.input_ids.tolist() == encoded["input_ids"]
-    assert tags.words is not None
     # [CLS] and [SEP] are of no word, and the second piece of a word does not represent it.
     assert tags.words.tolist() == [-1, 5, 6, 7, 8, -1, 9, -1]
     row = QuestionRow(RowPosition(1), "a", "what flows", CONTEXT)
@@ -167,10 +160,7 @@ def test_characters_of_words(tokenizer: RowTokenizer) -> None:
     text = "The CATS, unable!"
     rows: list[Row] = [TaggedRow(RowPosition(1), ("CATS", ",", "unable"), None, (4, 8, 10))]
     found = tokenized(rows, tokenizer, "token-classification")
-    spans = found.characters
-    assert spans is not None
-    assert [text[start:end] for start, end in spans[1:-1]] == ["CAT", "S", ",", "un", "able"]
-    assert found.words is not None
+    assert [text[start:end] for start, end in found.characters[1:-1]] == ["CAT", "S", ",", "un", "able"]
     assert found.words.tolist() == [-1, 0, -1, 1, 2, -1, -1]
     assert found.target is None
 
@@ -186,8 +176,6 @@ def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, toke
     rows: list[Row] = [TaggedRow(RowPosition(1), tuple(words), tags), TaggedRow(RowPosition(2), ("cat",), ("O",))]
     found = tokenized(rows, tokenizer, "token-classification", most, too_long="window", stride=stride)
     assert found.lengths.max() <= most
-    assert found.words is not None
-    assert found.target is not None
     own = found.row[np.repeat(np.arange(len(found)), found.lengths)]
     with_pieces = [place for place, word in enumerate(words) if word != "\u200d"]
     assert sorted(found.words[(own == 0) & (found.words >= 0)].tolist()) == with_pieces
@@ -208,8 +196,6 @@ def test_answers_are_in_the_windows_that_hold_them(start: int, length: int, most
     begin = CONTEXT.index(text, start)
     row = QuestionRow(RowPosition(1), "a", "what flows?", CONTEXT, ((text, begin),))
     found = tokenized([row], tokenizer, "question-answering", most, stride=8)
-    assert found.target is not None
-    assert found.characters is not None
     for number, (first, last) in enumerate(found.target):
         spans = found.characters[found.offsets[number] : found.offsets[number + 1]]
         of_context = spans[spans[:, 0] >= 0]
@@ -222,25 +208,24 @@ def test_answers_are_in_the_windows_that_hold_them(start: int, length: int, most
             assert spans[last, 0] < begin + len(text)
 
 
-def test_targets_of_texts(tokenizer: RowTokenizer) -> None:
-    for task, labels, targets in (
+@pytest.mark.parametrize(
+    ("task", "labels", "targets"),
+    [
         ("multi-label", [("b", "a"), (), ("c",)], [[1, 1, 0], [0, 0, 0], [0, 0, 1]]),
         ("classification", ["b", "a"], [1, 0]),
         ("regression", [0.5, -2.0], [0.5, -2.0]),
-    ):
-        rows: list[Row] = [TextRow(RowPosition(number), "cat", None, label) for number, label in enumerate(labels, 1)]
-        found = tokenized(rows, tokenizer, task)
-        assert found.target is not None
-        assert found.target.tolist() == targets
+    ],
+)
+def test_targets_of_texts(tokenizer: RowTokenizer, task: str, labels: list[Any], targets: list[Any]) -> None:
+    rows: list[Row] = [TextRow(RowPosition(number), "cat", None, label) for number, label in enumerate(labels, 1)]
+    assert tokenized(rows, tokenizer, task).target.tolist() == targets
 
 
 def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> None:
     rows: list[Row] = [TextRow(RowPosition(1), "the cat sat on the mat"), IdsRow(RowPosition(2), tuple(range(9)))]
     found = tokenized(rows, tokenizer, "causal-language-modelling", 5, too_long="window")
-    assert [words_of(found, number) for number in range(2)] == [
-        ["[CLS]", "the", "cat", "sat", "[SEP]"],
-        ["[CLS]", "on", "the", "mat", "[SEP]"],
-    ]
+    words = [VOCABULARY[token] for token in found.input_ids[:10]]
+    assert words == ["[CLS]", "the", "cat", "sat", "[SEP]", "[CLS]", "on", "the", "mat", "[SEP]"]
     assert found.lengths.tolist() == [5, 5, 5, 4]
     assert found.row.tolist() == [0, 0, 1, 1]
 
@@ -324,7 +309,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = tokenized([row], tokenizer, "token-classification", 64, too_long="window")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10, len(text), len(found), (found.words >= 0).sum())
 """
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    done = run_python(code, folder)
     assert done.returncode == 0, done.stderr
     peak, characters, windows, words = map(int, done.stdout.split())
     assert windows > 4_000

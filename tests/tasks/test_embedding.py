@@ -1,4 +1,4 @@
-"""Embedding models: a run by either engine, in any micro-batches; its folder as sentence-transformers opens it."""
+"""Embedding models: a run by either engine, in any micro-batches, and by sentence-transformers; its folder, opened there."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", exc_type=ImportError)
-pytest.importorskip("transformers", exc_type=ImportError)
-
+import torch
 import transformers
 from safetensors.numpy import load_file
 
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
-from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.runs.finetune import finetune
 from gaudi_bert.runs.labelled_data import FineTuneFiles
 from gaudi_bert.tasks.predict import EmbedOptions, embed
+from gaudi_bert.training.loop import compute_learning_rate
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.encoders import TOKENIZER, write_encoder
@@ -63,6 +61,13 @@ def train(data: Path, evaluation: Path | None, model: Path, out: Path, reporter:
     return run("embedding", data, evaluation, model, out, reporter, finetune=changes, **options)
 
 
+def write_roberta(folder: Path, architecture: str, **config: Any) -> Path:
+    """A model of another kind than BERT, which sentence-transformers opens too."""
+    write_encoder(folder, "roberta", architecture, **config)
+    (folder / "tokenizer_config.json").write_text('{"pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}')
+    return folder
+
+
 def test_both_engines_learn_the_same_in_any_micro_batches(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", exc_type=ImportError)
     model = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path)
@@ -85,12 +90,7 @@ def test_both_engines_learn_the_same_in_any_micro_batches(tmp_path: Path) -> Non
 )
 def test_a_folder_of_sentence_transformers(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
-    if kind == "bert":
-        model = write_bert(tmp_path / "m", layers=1)
-    else:
-        model = tmp_path / "m"
-        write_encoder(model, kind, "AutoModelForMaskedLM")
-        (model / "tokenizer_config.json").write_text('{"pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}')
+    model = write_bert(tmp_path / "m", layers=1) if kind == "bert" else write_roberta(tmp_path / "m", "AutoModelForMaskedLM")
     rows = scored if settings.pop("scored", 0) or "loss" in settings else pairs
     prompts = {"query_prompt": "the ", "document_prompt": "on "} if rows is pairs else {}
     files = write_lines(tmp_path / "x.jsonl", rows(41, 1)), write_lines(tmp_path / "y.jsonl", rows(17, 9))
@@ -216,3 +216,41 @@ def test_two_processes_are_one_and_both_survive_a_stop(tmp_path: Path) -> None:
     agree(losses_of(tmp_path / "two"), losses_of(tmp_path / "one"), 1e-6)
     two, one = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
     agree(two, one, 1e-5, scale=1.0)
+
+
+# --- five updates of a packed run are those of sentence-transformers' loss on padded batches: losses and weights
+
+ROWS, UPDATES = 7, 5
+# A large epsilon: else the sign of a gradient that is zero but for rounding decides where a weight goes.
+LOOP = {"learning_rate": 1e-3, "epsilon": 1e-3, "weight_decay": 0.0, "clip_norm": 0.0}
+NEGATIVES = [
+    {"anchor": text, "positive": f"{other} . north", "negative": negative}
+    for text, other, negative in zip(*(sentences(ROWS, seed) for seed in (3, 8, 4)), strict=True)
+]
+
+
+def test_five_updates_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    """By in-batch negatives; what the other losses and all gradients are is in `test_contrast.py`, to the last digits."""
+    library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
+    from sentence_transformers.sentence_transformer import losses
+
+    model = write_roberta(tmp_path / "m", "AutoModel", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    data = write_lines(tmp_path / "x.jsonl", NEGATIVES)
+    changes = {**LOOP, "epochs": UPDATES, "batch_sequences": ROWS, "warmup_share": 0.0, "micro_batch_packs": 2}
+    run("embedding", data, None, model, tmp_path / "out", finetune={**changes, "engine": "pytorch"})
+    opened = library.SentenceTransformer(str(model), device="cpu")
+    loss = losses.MultipleNegativesRankingLoss(opened).train()
+    optimizer = torch.optim.AdamW(opened.parameters(), eps=LOOP["epsilon"], weight_decay=0.0)
+    settings = TrainingSettings(learning_rate=LOOP["learning_rate"], updates=UPDATES, warmup_updates=0)
+    columns, expected = [[row[name] for row in NEGATIVES] for name in NEGATIVES[0]], []
+    for update in range(1, UPDATES + 1):
+        optimizer.param_groups[0]["lr"] = compute_learning_rate(update, settings)
+        value = loss([opened.preprocess(column) for column in columns], None)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        expected.append(float(value.detach()))
+    agree(losses_of(tmp_path / "out"), expected, 1e-5)
+    ours = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    right = {name: value.detach().numpy() for name, value in opened.named_parameters()}
+    agree({name: value.detach().numpy() for name, value in ours.named_parameters()}, right, 1e-5, scale=1.0)

@@ -8,7 +8,6 @@ size (below 1) and 1e-5 is a bound for float32.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,15 +50,6 @@ LABELS = ("O", "B-person", "I-person")
 DEPTHS = (1, 2, 3, 5, 8, 12) if LONG else (12,)
 
 
-@dataclass(frozen=True)
-class Alone:
-    """What transformers says of each sequence alone: logits, the loss of all, and its gradients."""
-
-    logits: list[np.ndarray]
-    loss: float
-    gradients: dict[str, np.ndarray]
-
-
 def make_task(name: str) -> Task:
     labels = LABELS if name in ("classification", "multi-label", "token-classification") else ()
     return import_task_class(name)(TaskSettings(name=name), labels, Vocabulary(SMALL.vocab_size, (0, 1, 2, 3), 4))
@@ -92,18 +82,15 @@ def weighted_model(engine: EngineName, task: Task) -> Model:
     config = dataclasses.replace(SMALL, attention="causal" if task.head.is_causal else "bidirectional")
     model = load_engine(engine).build_model(ModelSpec(config, task.head), seed=None)
     for name, shape in model.variable_shapes().items():
-        noise = random.normal(0, size(name), shape) + float(name.endswith("gamma"))
-        model.load_variables({name: noise.astype(np.float32)})
+        noise = random.normal(0, 0.2 if name.startswith("bert/") else SMALL.initializer_range, shape)
+        model.load_variables({name: (noise + float(name.endswith("gamma"))).astype(np.float32)})
     return model
 
 
-def size(name: str) -> float:
-    """Standard deviation of the noise of a variable."""
-    return 0.2 if name.startswith("bert/") else SMALL.initializer_range
-
-
-def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, packs: SampledPacks) -> Alone:
-    """Every sequence by itself through the class of the same architecture."""
+def alone(
+    config: BertConfig, task: Task, values: dict, sequences: Sequences, packs: SampledPacks
+) -> tuple[list[np.ndarray], float, dict[str, np.ndarray]]:
+    """Every sequence by itself through the class of the same architecture: logits, the loss of all, and its gradients."""
     content = {**config.to_json(), **task.make_config_json(), "attn_implementation": "eager"}
     if task.name == "reranking":  # binary cross-entropy is what transformers has for several labels
         content["problem_type"] = "multi_label_classification"
@@ -135,18 +122,16 @@ def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, pa
             total, weight = total + outputs.loss * count, weight + count
     (total / weight).backward()
     gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return Alone(logits, float((total / weight).detach()), gradients)
+    return logits, float((total / weight).detach()), gradients
 
 
 def task_inputs(task, sequences, number, span, batch, features) -> tuple[np.ndarray, dict[str, np.ndarray], int]:
     """Token numbers, targets as transformers takes them, and how many terms its mean is over."""
     ids, target = sequences.input_ids[span], sequences.target
-    if task.name == "classification":
-        return ids, {"labels": target[number : number + 1].astype(np.int64)}, 1
-    if task.name == "reranking":
-        return ids, {"labels": target[number : number + 1, np.newaxis]}, 1
-    if task.name in ("multi-label", "regression"):
-        return ids, {"labels": target[number : number + 1]}, 1
+    if task.name in ("classification", "multi-label", "regression", "reranking"):
+        labels = target[number : number + 1]
+        labels = labels.astype(np.int64) if task.name == "classification" else labels
+        return ids, {"labels": labels[:, np.newaxis] if task.name == "reranking" else labels}, 1
     if task.name == "token-classification":
         return ids, {"labels": target[span][None].astype(np.int64)}, int((target[span] != NOT_PREDICTED).sum())
     if task.name == "question-answering":
@@ -199,8 +184,8 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
     task = make_task(name)
     sequences = make_sequences(task)
     model = weighted_model(engine, task)
-    theirs = alone(model.spec.config, task, model.copy_variables(), sequences, packed_in(1))
-    norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in theirs.gradients.values()))
+    logits_alone, loss, gradients = alone(model.spec.config, task, model.copy_variables(), sequences, packed_in(1))
+    norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
     for depth in DEPTHS:
         packs = packed_in(depth)
         batch = PackedSequences(sequences, packs).build_batch(
@@ -208,16 +193,16 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
         )
         features = {**batch.features(), **task.make_targets_and_weights(batch, MaskKey(5, 0))}
         logits, (loss_sum, weight, _) = model.evaluate_batch(features)
-        assert abs(loss_sum / weight - theirs.loss) <= 1e-5
+        assert abs(loss_sum / weight - loss) <= 1e-5
         assert (logits is None) == (not task.head.needs_outputs)
         if logits is not None:
             kept = len(sequences.input_ids) if task.head.predicts_per_token else len(sequences)
             ours = np.full((kept, task.output_width), np.nan, np.float32)
             batch.scatter_outputs(logits, ours, per_token=task.head.predicts_per_token)
-            right = np.concatenate([each.reshape(-1, task.output_width) for each in theirs.logits])
+            right = np.concatenate([each.reshape(-1, task.output_width) for each in logits_alone])
             agree(ours, right, 1e-5, scale=1.0)
             identical(model.compute_outputs(features), logits)
         for key, ours in convert_to_hugging_face(gradients_of(model, features, float(weight))).items():
-            right = theirs.gradients.get(key, np.zeros_like(ours))
+            right = gradients.get(key, np.zeros_like(ours))
             apart = np.linalg.norm((ours - right).astype(np.float64))
             assert apart <= max(1e-5 * np.linalg.norm(right.astype(np.float64)), 1e-7 * norm), (depth, key)

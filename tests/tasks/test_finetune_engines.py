@@ -9,12 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch", exc_type=ImportError)
-pytest.importorskip("transformers", exc_type=ImportError)
-
 import numpy as np
+import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -26,6 +25,8 @@ from tests.builders.gaudi_graphs import operations_of, pytorch_problems, tensorf
 from tests.builders.model_packs import WITHOUT_PYTORCH, random_packs, small_config
 from tests.builders.reporters import QUIET
 from tests.tasks.conftest import ONE_ANSWER
+
+SMALL_BATCH = collate_packs(random_packs(7, [[11, 5, 13], [17, 9], [31]]), 37, 17, 3)
 
 
 def problems(engine: str, spec: ModelSpec, batches: list[Any], settings: Any, objective: Objective) -> set[tuple[str, str]]:
@@ -67,7 +68,7 @@ def test_the_step_of_every_task(kind: str, engine: str, files: Any, model: Path)
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_the_step_of_pretraining(engine: str, optimizer: str) -> None:
     spec, settings = ModelSpec(small_config(), PretrainingHead()), TrainingSettings(optimizer=optimizer)
-    assert problems(engine, spec, [small_batch()], settings, PretrainingObjective()) == set()
+    assert problems(engine, spec, [SMALL_BATCH], settings, PretrainingObjective()) == set()
 
 
 @WITHOUT_PYTORCH
@@ -86,7 +87,7 @@ def test_what_gaudi_converts_to_bfloat16_is_there_and_is_none_of_what_must_stay(
     lists = SimpleNamespace(**json.loads(BFLOAT16_LIST.read_text(encoding="utf-8")))
     model = load_engine("tensorflow").build_model(ModelSpec(small_config(), PretrainingHead("sequence")), seed=None)
     settings = TrainingSettings(optimizer="lamb", loss="sequence")
-    (graph,) = graphs_of(model, [small_batch()], settings, PretrainingObjective("sequence"))
+    (graph,) = graphs_of(model, [SMALL_BATCH], settings, PretrainingObjective("sequence"))
     operations = list(operations_of(graph))
     converted = {*lists.allowlist, *lists.strict_conditional_list}
     assert converted <= {operation.type for operation in operations}
@@ -94,10 +95,6 @@ def test_what_gaudi_converts_to_bfloat16_is_there_and_is_none_of_what_must_stay(
     assert not converted & set(kinds.split())
     kept = [operation for operation in operations if "KEEP_FP32_PRECISION" in operation.name and operation.type == "MatMul"]
     assert len(kept) == 3  # the next-sentence product and its two gradients
-
-
-def small_batch() -> dict[str, np.ndarray]:
-    return collate_packs(random_packs(7, [[11, 5, 13], [17, 9], [31]]), 37, 17, 3)
 
 
 # --- every planted fault is found, wherever it hides
@@ -130,7 +127,7 @@ def test_planted_faults_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(model, name := "compute_pretraining_loss_and_metric_sums")
     monkeypatch.setattr(model, name, lambda words, *others: right(words.double(), *others).float())
     spec = ModelSpec(small_config(), PretrainingHead())
-    found = problems("pytorch", spec, [small_batch()], TrainingSettings(), PretrainingObjective())
+    found = problems("pytorch", spec, [SMALL_BATCH], TrainingSettings(), PretrainingObjective())
     assert {kind for kind, _ in found} == {"double precision"}
     with FakeTensorMode(shape_env=ShapeEnv()):
         graph = make_fx(lambda numbers: numbers.nonzero() * 2)(torch.empty(4))

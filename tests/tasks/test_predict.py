@@ -14,7 +14,15 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
+from gaudi_bert.tasks.predict import (
+    BENCHMARK_SHAPES,
+    EmbedOptions,
+    build_benchmark_model,
+    embed,
+    make_benchmark_batch,
+    measure_bfloat16_time_ratios,
+    predict,
+)
 from gaudi_bert.tasks.prediction_files import PredictOptions, StreamResult
 from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer, write_tokenizer_without_special_tokens
@@ -146,10 +154,14 @@ SENTENCES = ["the cat sat on the mat", "dogs runs", "over the hill, and south!",
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_bert(tmp_path_factory.mktemp("bert"))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}', encoding="utf-8")
+    pooling = {"word_embedding_dimension": CONFIG["hidden_size"], "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
-    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    modules = [
+        {"idx": number, "name": str(number), "type": f"sentence_transformers.models.{kind}", "path": path}
+        for number, (kind, path) in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
     return folder
 
 
@@ -214,11 +226,6 @@ def test_vectors_have_the_values_that_the_folder_keeps(folder: Path, data: Path,
     """As in sentence-transformers, which normalises first and then cuts; `--normalize` is of what is left."""
     cut = shutil.copytree(folder, tmp_path / "m")
     (cut / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
-    modules = json.loads((cut / "modules.json").read_text())
-    modules = [{**module, "idx": number, "name": str(number)} for number, module in enumerate(modules)]
-    (cut / "modules.json").write_text(json.dumps(modules))
-    pooling = {"word_embedding_dimension": expected.shape[1], "pooling_mode_mean_tokens": True}
-    (cut / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
     opened = library.SentenceTransformer(str(cut), device="cpu")
     for normalize, name in ((None, "v.npy"), (True, "w.npy")):
@@ -315,20 +322,12 @@ def test_texts_and_prompts_are_lower_cased_where_the_folder_does(prompted: Path,
     agree(upper, lower, 1e-6, scale=1.0)
 
 
-def test_tokenizer_settings_of_a_folder_as_sentence_transformers_applies_them(
-    folder: Path, expected: Any, tmp_path: Path
-) -> None:
+def test_tokenizer_settings_of_a_folder_as_sentence_transformers_applies_them(folder: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
     from transformers import AutoTokenizer
 
     copied = shutil.copytree(folder, tmp_path / "m")
     AutoTokenizer.from_pretrained(folder).save_pretrained(copied)
-    pooling = {"word_embedding_dimension": expected.shape[1], "pooling_mode_mean_tokens": True}
-    (copied / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    modules = [
-        {**each, "idx": n, "name": str(n)} for n, each in enumerate(json.loads((copied / "modules.json").read_text()))
-    ]
-    (copied / "modules.json").write_text(json.dumps(modules))
     texts = ["The Cat [SEP] sat on THE mat", "unable ΑΣ dogs run south over the hill", "cat"]
     data, seen = write_lines(tmp_path / "x.jsonl", [{"text": text} for text in texts]), []
     for number, settings in enumerate(
@@ -389,3 +388,19 @@ def test_the_data_is_not_written_over(folder: Path, data: Path) -> None:
     with pytest.raises(InputError, match="is also the input"):
         embedded(folder, data, data, overwrite=True)
     assert data.read_bytes() == before
+
+
+# --- bfloat16 beside float32 on this processor
+
+
+def test_time_ratios_are_measured_for_each_shape() -> None:
+    ratios = measure_bfloat16_time_ratios()
+    assert ratios.keys() == BENCHMARK_SHAPES.keys()
+    assert all(np.isfinite(ratio) and ratio > 0 for ratio in ratios.values())
+
+
+def test_both_precisions_compute_the_same() -> None:
+    batch = make_benchmark_batch(3, 16)
+    wide, narrow = (build_benchmark_model(kind).compute_outputs(batch) for kind in ("float32", "bfloat16"))
+    assert wide.shape == (3, 1, 384)
+    assert 0 < np.abs(wide - narrow).max() < 0.01

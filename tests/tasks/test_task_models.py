@@ -28,7 +28,7 @@ from gaudi_bert.training.weights import read_weights  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import VOCABULARY, write_bert, write_rows  # noqa: E402
 from tests.builders.command_line import Done, refusal, run_command, run_python  # noqa: E402
-from tests.builders.encoders import TEXTS, TOKENIZER, write_encoder  # noqa: E402
+from tests.builders.encoders import TEXTS, write_encoder  # noqa: E402
 from tests.builders.model_packs import BY_EACH_ENGINE, model_of  # noqa: E402
 from tests.builders.reporters import StopAfter  # noqa: E402
 from tests.tasks.conftest import run  # noqa: E402
@@ -45,11 +45,6 @@ def test_an_encoder_of_an_encoder_and_decoder(tmp_path: Path) -> None:
     transformers.T5EncoderModel(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"model type .t5.: encoder-decoder models are not supported"):
         load_initial_weights(tmp_path, None)
-
-
-def hidden_of(model: Any, text: str) -> Any:
-    with torch.no_grad():
-        return model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids]))[0][0]
 
 
 @pytest.mark.parametrize(
@@ -198,12 +193,11 @@ def test_vectors_of_packs(
 def test_answers_of_tokens_come_home(sequences: Sequences, rest: Any) -> None:
     """A model that says what it was fed: the token, its position and its segment."""
 
-    class Echo:
-        def outputs(self, batch: Any) -> Any:
-            return np.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1).astype(np.float32)
+    def echo(batch: Any) -> Any:
+        return np.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1).astype(np.float32)
 
     plan = plan_window(sequences.lengths, hidden_size=24)
-    found = PackRunner(Echo().outputs, True, 3, 200, rest).run(sequences, plan)
+    found = PackRunner(echo, True, 3, 200, rest).run(sequences, plan)
     positions = np.concatenate([np.arange(length) for length in sequences.lengths])
     np.testing.assert_array_equal(found, np.stack([sequences.input_ids, positions, sequences.segment_ids], axis=1))
 

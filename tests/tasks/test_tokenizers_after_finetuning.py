@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", exc_type=ImportError)
-pytest.importorskip("transformers", exc_type=ImportError)
 pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
 
 import sentence_transformers as library
