@@ -83,7 +83,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
         ratios, difference = measure_mix(sequences, (runner(), plan), batches, rounds)
         rows = ", ".join(f"{len(part.packs)} x {part.length}" for part in plan.parts)
         padding = 100 * (1 - len(ids) / sum(batch.slots for _, batch in batches))
-        print(f"mixes: {name}; rows {rows}; padding {100 * plan.padding_fraction:.1f} %, unpacked {padding:.1f} %")
+        print(f"mixes: {name}; rows {rows}; padding {100 * (1 - plan.tokens / plan.slots):.1f} %, unpacked {padding:.1f} %")
         show("speed beside unpacked (CPU time)", ratios, "times", goal)
         show("largest difference of a vector's value", [difference], "", "1e-5")
 

@@ -87,9 +87,13 @@ class PackBatch:
             values_T: One value for each token of all sequences.
             fill: The value of slots without a token.
         """
-        spread = np.full(self.shape.packs * self.shape.length, fill, values_T.dtype)
-        spread[self.token_slots] = values_T[self.token_sources]
-        return spread.reshape(self.shape.packs, self.shape.length)
+        return self._scatter_batch_tokens(values_T[self.token_sources], fill)
+
+    def _scatter_batch_tokens(self, values_t: AnyArray, fill: float = 0) -> AnyArray:
+        """Copy one value per token of the batch to the token's position in the batch, and return an array [B, L]."""
+        slots = np.full(self.shape.packs * self.shape.length, fill, values_t.dtype)
+        slots[self.token_slots] = values_t
+        return slots.reshape(self.shape.packs, self.shape.length)
 
     def scatter_sequence_values(self, values: AnyArray, fill: float = 0) -> AnyArray:
         """Copy one value per sequence to the sequence's position in the batch, and return an array [B, S] or [B, S, C].
@@ -98,9 +102,9 @@ class PackBatch:
             values: [n] or [n, C], one value or vector for each sequence of the batch.
             fill: The value of places without a sequence.
         """
-        spread = np.full((self.shape.packs, self.shape.depth, *values.shape[1:]), fill, values.dtype)
-        spread[self.packs, self.numbers_in_pack - 1] = values
-        return spread
+        slots = np.full((self.shape.packs, self.shape.depth, *values.shape[1:]), fill, values.dtype)
+        slots[self.packs, self.numbers_in_pack - 1] = values
+        return slots
 
     def scatter_outputs(self, outputs: AnyArray, all_outputs: AnyArray, *, per_token: bool) -> None:
         """Copy the model's outputs for this batch into the array of all outputs, in the original order of the sequences.
@@ -123,17 +127,13 @@ class PackBatch:
         int32 [B, S], state where each sequence begins and ends. `sequence_weights`, float32 [B, S], is 1 for each sequence
         and 0 for places without a sequence.
         """
-        packs, length, _ = self.shape
-        of_token = np.repeat(np.arange(len(self.lengths)), self.lengths)
-        mask = np.zeros(packs * length, np.int32)
-        mask[self.token_slots] = self.numbers_in_pack[of_token]
-        positions = np.zeros(packs * length, np.int32)
-        positions[self.token_slots] = self.token_slots - (self.packs * length + self.starts)[of_token]
+        numbers_t = np.repeat(self.numbers_in_pack, self.lengths)
+        positions_t = self.token_slots - np.repeat(self.packs * self.shape.length + self.starts, self.lengths)
         return {
             "input_ids": self.scatter_token_values(self.source.input_ids).astype(np.int32, copy=False),
-            "input_mask": mask.reshape(packs, length),
+            "input_mask": self._scatter_batch_tokens(numbers_t.astype(np.int32)),
             "segment_ids": self.scatter_token_values(self.source.segment_ids).astype(np.int32, copy=False),
-            "positions": positions.reshape(packs, length),
+            "positions": self._scatter_batch_tokens(positions_t.astype(np.int32)),
             "sequence_positions": self.scatter_sequence_values(self.starts.astype(np.int32)),
             "last_positions": self.scatter_sequence_values((self.starts + self.lengths - 1).astype(np.int32)),
             "sequence_weights": self.scatter_sequence_values(np.ones(len(self.members), np.float32)),
@@ -218,5 +218,4 @@ def fill_planned_packs(
 def _concatenate_ranges(sizes: IntArray) -> IntArray:
     """Return the integers 0 to size - 1 for every given size, concatenated into one array."""
     ends = np.cumsum(sizes)
-    numbers: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)
-    return numbers
+    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)

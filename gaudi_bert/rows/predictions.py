@@ -26,8 +26,7 @@ from gaudi_bert.rows.types import NO_WORD, OUTSIDE, Row, Sequences, TaggedRow
 def _softmax(logits: Float32Array) -> Float32Array:
     """Return the softmax over the last axis, computed in float64 and rounded to float32."""
     wide = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    probabilities: Float32Array = (wide / wide.sum(axis=-1, keepdims=True)).astype(np.float32)
-    return probabilities
+    return cast(Float32Array, (wide / wide.sum(axis=-1, keepdims=True)).astype(np.float32))
 
 
 def predict_classes(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -53,8 +52,7 @@ def predict_labels(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[d
 
 def predict_values(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
     """Yield the number that a regression head predicts for each text, as `{"value"}`."""
-    for value in logits_N1[:, 0].tolist():
-        yield {"value": value}
+    return ({"value": value} for value in logits_N1[:, 0].tolist())
 
 
 def predict_entities(

@@ -384,8 +384,7 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
                 row = count(1)
                 for number, line in lines:
                     if isinstance(line, UnicodeDecodeError):
-                        position = RowPosition(next(row), number)
-                        yield position, part.decoding_error(line)
+                        yield RowPosition(next(row), number), part.decoding_error(line)
                     elif line.strip():  # the line is a JSON object or a text
                         position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
                         yield position, _parse_json_record(text) if part.kind == "jsonl" else {settings.text: text}

@@ -289,11 +289,10 @@ class _RowEncoder:
         waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.max_tokens
         while waiting:
             is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
-            inputs: list[str | tuple[str, str]] = []
-            for index in waiting:
-                inputs.append(
-                    _truncate_between_words(rows[index].text, size, self.side) if is_partial[index] else rows[index].input
-                )
+            inputs = [
+                _truncate_between_words(rows[index].text, size, self.side) if is_partial[index] else rows[index].input
+                for index in waiting
+            ]
             for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
                 input_ids = np.array(encoding.ids, np.int32)
                 rest = encoding.overflowing if len(input_ids) == self.max_tokens else []
@@ -611,5 +610,4 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
     # window.
     later = np.minimum(np.searchsorted(starts + ends, 2 * tokens + 1), len(bounds) - 1)
     earlier = np.maximum(later - 1, 0)
-    best: IntArray = np.where(count_context(earlier) >= count_context(later), earlier, later)
-    return best
+    return np.where(count_context(earlier) >= count_context(later), earlier, later)

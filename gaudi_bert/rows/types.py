@@ -222,22 +222,16 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_per_window: Sequenc
         rows_per_window: The number of rows in each window.
     """
     rows_before = np.cumsum(rows_per_window) - np.asarray(rows_per_window)
-
-    def concatenate_column(name: str) -> AnyArray | None:
-        """Concatenate the arrays with this attribute name from all windows. Return None if the attribute of the first window
-        is None.
-        """
-        columns = [getattr(part, name) for part in parts]
-        return None if columns[0] is None else np.concatenate(columns)
-
+    optional: dict[str, Any] = {
+        name: None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
+        for name in ("characters", "words", "target")
+    }
     return Sequences(
         row=np.concatenate([part.row + before for part, before in zip(parts, rows_before, strict=True)]),
         offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([part.lengths for part in parts]))]),
         input_ids=np.concatenate([part.input_ids for part in parts]),
         segment_ids=np.concatenate([part.segment_ids for part in parts]),
-        characters=concatenate_column("characters"),
-        words=concatenate_column("words"),
-        target=concatenate_column("target"),
+        **optional,
         cut_rows=sum(part.cut_rows for part in parts),
     )
 

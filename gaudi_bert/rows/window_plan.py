@@ -74,11 +74,6 @@ class WindowPlan:
     slots: int
     gain: float
 
-    @property
-    def padding_fraction(self) -> float:
-        """The fraction of the token slots in all rows that contain padding, from 0 to 1."""
-        return 1 - self.tokens / self.slots if self.slots else 0.0
-
 
 @dataclass(frozen=True)
 class PackRunner:
@@ -199,8 +194,7 @@ def _put_one_sequence_per_row(lengths: IntArray, row_lengths: list[int]) -> Iter
 
 def _count_lengths(lengths: IntArray, longest: int) -> IntArray:
     """Return the number of sequences of each length from 1 to `longest`, int64 [longest]."""
-    counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
-    return counts
+    return np.bincount(lengths, minlength=longest + 1)[1:]
 
 
 def compute_max_sequences_per_row(row_length: int) -> int:

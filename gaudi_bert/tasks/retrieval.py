@@ -305,8 +305,7 @@ def apply_activation(logits_N: Float32Array, activation: Activation) -> Float32A
     if activation == "Identity":
         return logits_N
     wide = logits_N.astype(np.float64)
-    scores: Float32Array = (np.tanh(wide) if activation == "Tanh" else 1.0 / (1.0 + np.exp(-wide))).astype(np.float32)
-    return scores
+    return (np.tanh(wide) if activation == "Tanh" else 1.0 / (1.0 + np.exp(-wide))).astype(np.float32)
 
 
 def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowGroups:

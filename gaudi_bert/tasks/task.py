@@ -59,8 +59,7 @@ def import_task_class(name: str) -> type[Task]:
     if name not in TASKS:
         raise InputError(f"task {name!r}: the task must be one of {', '.join(TASK_NAMES)}")
     module, class_name = TASKS[name]
-    task: type[Task] = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
-    return task
+    return cast("type[Task]", getattr(importlib.import_module(f"{__package__}.{module}"), class_name))
 
 
 # The tasks that each of these settings applies to. Settings that are not listed here apply to every task.
