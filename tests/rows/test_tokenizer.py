@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,11 @@ def theirs(library: Any, pairs: Sequence[tuple[str, str]] = PAIRS) -> list[Any]:
     return found
 
 
+def read_without_transformers(folder: Path) -> RowTokenizer:
+    library, settings = read_tokenizer_files(folder)
+    return RowTokenizer(library, folder, settings)
+
+
 def pairs_of(name: str) -> list[tuple[str, str]]:
     """Pairs that are cut, too, but for a tokenizer in Python, which cuts them in another way."""
     return [] if name.startswith("esm") else PAIRS
@@ -66,7 +71,7 @@ def test_folders_that_tokenize_differently_have_different_identities(tmp_path: P
     names: dict[str, list[str]] = {}
     for name, kind in KINDS.items():
         if kind.needs_transformers is None:
-            names.setdefault(RowTokenizer(*of_files(kind.write(tmp_path / name))).sha256, []).append(name)
+            names.setdefault(read_without_transformers(kind.write(tmp_path / name)).sha256, []).append(name)
     assert [group for group in names.values() if len(group) > 1] == SAME
 
 
@@ -97,8 +102,7 @@ def test_a_folder_is_read_as_transformers_reads_it(name: str, tmp_path: Path) ->
         name: value for name, value in opened.settings.items() if name.endswith("_token")
     }
     # An image without transformers reads the copy in the same way.
-    plain, settings = read_tokenizer_files(copied)
-    assert ours(RowTokenizer(plain, copied, settings), pairs) == expected
+    assert ours(read_without_transformers(copied), pairs) == expected
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -108,8 +112,7 @@ def test_our_own_reading_applies_a_setting_or_names_it(name: str, tmp_path: Path
         with pytest.raises(InputError, match=rf"tokenizer_config.json: {kind.needs_transformers}"):
             read_tokenizer_files(folder)
         return
-    library, settings = read_tokenizer_files(folder)
-    found = ours(RowTokenizer(library, folder, settings), pairs_of(name))
+    found = ours(read_without_transformers(folder), pairs_of(name))
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     major = int(transformers.__version__.split(".")[0])
     if major < kind.since or (major < 5 and name in ("json-general", "bpe-left", "albert", "albert-general")):
@@ -153,11 +156,11 @@ def test_what_is_wrong_is_named(kind: Kind, message: str, tmp_path: Path) -> Non
 
 
 def test_pairs_of_esm_are_not_cut(tmp_path: Path) -> None:
-    library, settings = read_tokenizer_files(KINDS["esm"].write(tmp_path / "m"))
+    tokenizer = read_without_transformers(KINDS["esm"].write(tmp_path / "m"))
     with pytest.raises(
         InputError, match="row 0: the pair has 12 tokens or more, and pairs cannot be truncated for ESM models; shorten it"
     ):
-        ours(RowTokenizer(library, tmp_path, settings))
+        ours(tokenizer)
 
 
 def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
@@ -184,18 +187,10 @@ def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
 
 
 def test_the_mask_is_the_one_that_the_settings_name(tmp_path: Path) -> None:
-    read: list[Callable[[Path], RowTokenizer]] = [lambda folder: RowTokenizer(*of_files(folder))]
-    if pytest.importorskip("transformers", exc_type=ImportError):
-        read.append(open_tokenizer)
-    for each in read:
-        opened = each(KINDS["json-mask"].write(tmp_path / "m"))
+    folder = KINDS["json-mask"].write(tmp_path / "m")
+    for opened in (read_without_transformers(folder), open_tokenizer(folder)):  # which uses transformers if it is there
         assert (opened.mask_id, opened.pad_id) == (len(VOCABULARY), 0)
         assert opened.special_ids == (0, 1, 2, 3, 4, len(VOCABULARY))
-
-
-def of_files(folder: Path) -> tuple[Any, Path, Any]:
-    library, settings = read_tokenizer_files(folder)
-    return library, folder, settings
 
 
 def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:

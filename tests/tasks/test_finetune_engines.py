@@ -4,7 +4,6 @@ without a word, whose answers are those of the run.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.tasks.predict import predict
 from gaudi_bert.tasks.prediction_files import PredictOptions
 from tests.builders.agree import agree, identical
-from tests.builders.bert_folder import write_bert, write_rows
+from tests.builders.bert_folder import without_dropout, write_bert, write_rows
 from tests.builders.effort import LONG, sampled
 from tests.builders.encoders import TOKENIZER, write_encoder
 from tests.builders.json_lines import lines_of, losses_of
@@ -42,16 +41,6 @@ UPDATES = 20
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 # All rows in each update, so that packs and single sequences are the same batches.
 ALL_ROWS, FULL_BATCH = 13, {"epochs": UPDATES, "batch_sequences": 13, "micro_batch_packs": 13}
-
-
-def write_model(folder: Path, name: str) -> Path:
-    """A model of fresh small weights, without dropout."""
-    if name == "bert":
-        config = write_bert(folder, layers=2) / "config.json"
-        config.write_text(json.dumps({**json.loads(config.read_text()), **NO_DROPOUT}))
-    else:
-        write_encoder(folder, name, "AutoModelForMaskedLM", **NO_DROPOUT)
-    return folder
 
 
 def check_answers(folder: Path, rows: Path) -> None:
@@ -85,9 +74,12 @@ def test_packs_of_several_lengths_and_single_sequences_learn_what_packs_of_one_l
     """All sequences in each of twenty updates: the same losses."""
     if engine == "tensorflow":
         pytest.importorskip("tensorflow", exc_type=ImportError)
-    model, rows = write_model(tmp_path / "m", name), write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
-    listener = Listener()
-    packs = []
+    model, rows = tmp_path / "m", write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
+    if name == "bert":
+        model = without_dropout(write_bert(model, layers=2), tmp_path)
+    else:
+        write_encoder(model, name, "AutoModelForMaskedLM", **NO_DROPOUT)
+    listener, packs = Listener(), []
     for out, changes in (("packed", {"depth": 5}), ("other", other)):
         finetune = {**FULL_BATCH, "engine": engine, **changes}
         packs.append(run(task, rows, None, model, tmp_path / out, listener, finetune=finetune).content.packs)

@@ -31,17 +31,9 @@ class KilledError(Exception):
     """As good as a kill: nothing of ours catches it."""
 
 
-class Answer:
-    """Answers with the numbers of rows; dies in window `dies_in`."""
-
-    def __init__(self, dies_in: int | None = None) -> None:
-        self.windows, self.dies_in = 0, dies_in
-
-    def __call__(self, window: Sequence[Row | BadRow]) -> bytes:
-        if self.windows == self.dies_in:
-            raise KilledError
-        self.windows += 1
-        return b"".join(b"<%d>\n" % row.position.number for row in window)
+def answer(window: Sequence[Row | BadRow]) -> bytes:
+    """The numbers of the rows."""
+    return b"".join(b"<%d>\n" % row.position.number for row in window)
 
 
 @dataclass(frozen=True)
@@ -71,22 +63,27 @@ class Terminal(io.StringIO):
 
 def run(
     out: Path,
-    answer: Answer,
     rows: Sequence[Row] | Callable[[], Iterator[Row]] = ROWS,
     *,
+    dies_in: int | None = None,
     setting: int = 1,
     data: str = "x",
     replayable: bool = True,
     overwrite: bool = False,
-) -> StreamResult:
+) -> tuple[StreamResult, int]:
+    """The result, and how many windows were answered; a run that dies in window `dies_in` has answered as many."""
     signature = Signature("predict", {"setting": setting}, {"data": data})
     given = rows if callable(rows) else lambda: iter(rows)
     source = Rows("x.jsonl" if replayable else "-", TaskSettings(), cast(RowTokenizer, None), 64, "stop", given=given)
+    windows = 0
     with open_prediction_output(str(out), signature, source, QUIET, overwrite=overwrite) as answers:
         for window in answers.read_remaining_windows():
+            if windows == dies_in:
+                raise KilledError
             answers.write_window(window, answer(window), SEQUENCES, PLAN, 0)
+            windows += 1
         answers.finish()
-    return answers.make_result()
+    return answers.make_result(), windows
 
 
 @pytest.fixture(autouse=True)
@@ -96,62 +93,55 @@ def windows_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_at_once(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "x.jsonl"
-    result = run(out, Answer())
+    result, _ = run(out)
     assert out.read_bytes() == EXPECTED
     assert (result.rows, result.cut_rows, result.tokens, result.padding, result.packed) == (23, 5, 50, 0.375, True)
     assert {path.name for path in out.parent.iterdir()} == {"x.jsonl", "x.jsonl.settings.json", ".x.jsonl.lock"}
-    again = Answer()
-    assert run(out, again).skipped
-    assert again.windows == 0
+    again, windows = run(out)
+    assert (again.skipped, windows) == (True, 0)
 
 
 @pytest.mark.parametrize("dies_in", range(5))
 def test_a_killed_run_goes_on(tmp_path: Path, dies_in: int) -> None:
     out = tmp_path / "x.jsonl"
     with pytest.raises(KilledError):
-        run(out, Answer(dies_in))
+        run(out, dies_in=dies_in)
     assert not out.exists()
     partial = tmp_path / ".x.jsonl.partial"
     if partial.exists():
         with partial.open("ab") as handle:
             handle.write(b"half a li")
-    after = Answer()
-    result = run(out, after)
+    result, windows = run(out)
     assert out.read_bytes() == EXPECTED
-    assert after.windows == 5 - dies_in
-    assert (result.rows, result.tokens) == (23, 50)
+    assert (result.rows, result.tokens, windows) == (23, 50, 5 - dies_in)
 
 
 def test_other_settings_start_anew_or_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     with pytest.raises(KilledError):
-        run(out, Answer(2))
-    after = Answer()
-    run(out, after, setting=2)
-    assert after.windows == 5
+        run(out, dies_in=2)
+    assert run(out, setting=2)[1] == 5
     with pytest.raises(InputError, match=r"setting: 2 in the file, 1 now"):
-        run(out, Answer())
-    run(out, Answer(), overwrite=True)
+        run(out)
+    run(out, overwrite=True)
     assert out.read_bytes() == EXPECTED
 
 
 def test_a_pipe_must_bring_the_same_rows_again(tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     with pytest.raises(KilledError):
-        run(out, Answer(3), replayable=False)
+        run(out, dies_in=3, replayable=False)
     others: list[Row] = [TextRow(RowPosition(1), "another"), *ROWS[1:]]
     with pytest.raises(InputError, match="differ from those of the interrupted run"):
-        run(out, Answer(), others, replayable=False)
+        run(out, others, replayable=False)
     with pytest.raises(InputError, match="differ from those of the interrupted run"):
-        run(out, Answer(), ROWS[:3], replayable=False)
-    anew = Answer(4)
-    with pytest.raises(KilledError):
-        run(out, anew, others, replayable=False, overwrite=True)
-    assert anew.windows == 4
-    run(out, Answer(), replayable=False, overwrite=True)
+        run(out, ROWS[:3], replayable=False)
+    with pytest.raises(KilledError):  # it starts anew: only two windows remained
+        run(out, others, dies_in=4, replayable=False, overwrite=True)
+    run(out, replayable=False, overwrite=True)
     assert out.read_bytes() == EXPECTED
     with pytest.raises(InputError, match="already exists"):
-        run(out, Answer(), replayable=False)
+        run(out, replayable=False)
 
 
 @pytest.mark.parametrize("replayable", [True, False])
@@ -162,23 +152,21 @@ def test_a_row_that_cannot_be_read_is_met_before_anything_is_computed(tmp_path: 
         yield from ROWS[:7]
         raise InputError("x.jsonl: row 8: text is 3; it must be a text")
 
-    out, before = tmp_path / "x.jsonl", Answer()
+    out = tmp_path / "x.jsonl"
     with pytest.raises(InputError, match="row 8"):
-        run(out, before, bad, replayable=replayable)
-    assert before.windows == (0 if replayable else 1)
-    after = Answer()
-    run(out, after, replayable=replayable)
-    assert (out.read_bytes(), after.windows) == (EXPECTED, 5 - before.windows)
+        run(out, bad, replayable=replayable)
+    assert (tmp_path / ".x.jsonl.partial").exists() != replayable
+    _, windows = run(out, replayable=replayable)
+    assert (out.read_bytes(), windows) == (EXPECTED, 5 if replayable else 4)
 
 
 @pytest.mark.parametrize(
     ("rows", "message"), [([], "contains no rows"), ([*ROWS[:7], BAD, *ROWS[8:]], "row 8: has 92 tokens")]
 )
 def test_no_rows_and_what_the_tokenizer_would_refuse_are_met_as_early(tmp_path: Path, rows: list[Row], message: str) -> None:
-    answer = Answer()
     with pytest.raises(InputError, match=message):
-        run(tmp_path / "x.jsonl", answer, rows)
-    assert answer.windows == 0
+        run(tmp_path / "x.jsonl", rows)
+    assert not (tmp_path / ".x.jsonl.partial").exists()
 
 
 @pytest.mark.parametrize(("number", "windows"), [(18, 2), (1, 5)])
@@ -186,20 +174,17 @@ def test_a_row_that_was_fixed_keeps_the_windows_before_it(tmp_path: Path, number
     """A row that is answered already is of the first window, so all are answered again."""
     out = tmp_path / "x.jsonl"
     with pytest.raises(KilledError):
-        run(out, Answer(3), data="as it was")
-    after = Answer()
-    run(out, after, [*ROWS[: number - 1], TextRow(RowPosition(99), "fixed"), *ROWS[number:]], data="fixed")
-    assert after.windows == windows
+        run(out, dies_in=3, data="as it was")
+    rows = [*ROWS[: number - 1], TextRow(RowPosition(99), "fixed"), *ROWS[number:]]
+    assert run(out, rows, data="fixed")[1] == windows
     assert out.read_bytes() == EXPECTED.replace(b"<%d>" % number, b"<99>")
 
 
 @pytest.mark.parametrize("data", ["x.jsonl", "-"])
 def test_a_terminal_shows_how_far_it_is(tmp_path: Path, data: str) -> None:
-    terminal = Terminal()
-    reporter = Reporter(terminal)
-    signature = Signature("predict", {}, {"data": "x"})
+    reporter = Reporter(Terminal())
+    signature, states = Signature("predict", {}, {"data": "x"}), []
     source = Rows(data, TaskSettings(), cast(RowTokenizer, None), 64)
-    states = []
     with (
         show_progress("predict", data, str(tmp_path / "a"), reporter) as task,
         open_prediction_output(str(tmp_path / "a"), signature, source, reporter, overwrite=False, task=task) as answers,
@@ -207,11 +192,11 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path, data: str) -> None:
         for window in answers.read_remaining_windows():
             answers.advance_progress_bar(len(window))
             states += [] if task is None else [(task.done, task.total)]
-            answers.write_window(window, Answer()(window), SEQUENCES, PLAN, 0)
+            answers.write_window(window, answer(window), SEQUENCES, PLAN, 0)
         answers.finish()
     answers.make_result()
     assert states == ([] if data == "-" else [(5, 23), (10, 23), (15, 23), (20, 23), (23, 23)])
-    assert ("5 rows" in terminal.getvalue()) == (data == "-")
+    assert ("5 rows" in reporter.stream.getvalue()) == (data == "-")
 
 
 @pytest.mark.parametrize("windows", [0, 1])
