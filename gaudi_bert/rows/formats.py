@@ -223,13 +223,31 @@ def _split_unquoted_lines(part: RowPart, lines: Iterator[tuple[int, Line]], sepa
 
 def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
     """Parse lines as CSV. For each row that is not empty, yield the number of its first line and its cells."""
+    row_size = 0  # the number of characters that were read of the current row
+
+    def iterate_checked_lines() -> Iterator[str]:
+        """Check the encoding and the length of each line, and yield the line. A line that contains carriage returns is split
+        at them.
+        """
+        nonlocal row_size
+        for number, line in lines:
+            if isinstance(line, UnicodeDecodeError):
+                raise InputError(f"{part.name}: line {number:,}: {part.decoding_error(line)}")
+            row_size += len(line)
+            if row_size > files.LONGEST_ROW_BYTES:
+                raise InputError(
+                    f"{part.name}: line {number:,}: the row that ends here is longer than {format_max_row_size()}; add "
+                    "the closing quote if it is missing"
+                )
+            _check_cell_count(part, number, line, separator)
+            yield from _AFTER_RETURN.split(line) if "\r" in line[:-2] else [line]
+
     csv.field_size_limit(files.LONGEST_ROW_BYTES)
-    quoted = _CsvLines(part, lines, separator)
-    reader = csv.reader(quoted, strict=True, delimiter=separator)
+    reader = csv.reader(iterate_checked_lines(), strict=True, delimiter=separator)
     try:
         first = 1
         for cells in reader:
-            quoted.row_size = 0
+            row_size = 0
             if cells:
                 yield first, cells
             first = reader.line_num + 1
@@ -238,37 +256,6 @@ def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator:
             f"{part.name}: line {reader.line_num:,}: the row is not valid CSV ({error}); correct the quotes, or pass the "
             "cell separator with --delimiter"
         ) from error
-
-
-class _CsvLines:
-    """Passes the lines of a CSV file to Python's CSV reader, after checking their encoding and length.
-
-    Attributes:
-        row_size: The number of characters that were read of the current row, for the limit on the length of a row.
-    """
-
-    def __init__(self, part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> None:
-        self._part, self._separator, self.row_size = part, separator, 0
-        self._pieces = chain.from_iterable(map(self._validate_and_split_line, lines))
-
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def _validate_and_split_line(self, numbered_line: tuple[int, Line]) -> list[str]:
-        """Check the encoding and the length of a line, and return the line as a list of strings. A line that contains
-        carriage returns is split at them.
-        """
-        number, line = numbered_line
-        if isinstance(line, UnicodeDecodeError):
-            raise InputError(f"{self._part.name}: line {number:,}: {self._part.decoding_error(line)}")
-        self.row_size += len(line)
-        if self.row_size > files.LONGEST_ROW_BYTES:
-            raise InputError(
-                f"{self._part.name}: line {number:,}: the row that ends here is longer than {format_max_row_size()}; add "
-                "the closing quote if it is missing"
-            )
-        _check_cell_count(self._part, number, line, self._separator)
-        return _AFTER_RETURN.split(line) if "\r" in line[:-2] else [line]
 
 
 def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> None:

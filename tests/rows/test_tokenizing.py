@@ -115,20 +115,11 @@ def test_a_text_far_too_long_is_refused_by_its_row(tokenizer: RowTokenizer) -> N
         tokenized(rows, tokenizer, None, 9, too_long="error")
 
 
-def test_as_transformers_has_it(folder: Path, tokenizer: RowTokenizer) -> None:
+def test_windows_of_a_context_as_transformers_has_them(folder: Path, tokenizer: RowTokenizer) -> None:
+    """Texts and pairs are compared with transformers in `test_tokenizer.py`."""
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(folder)
-    pairs = [("The river flows", "north and south " * 9), ("Ünable mats?! " * 7, "cats"), ("x" * 120, "na\u0301ive \u4e2d")]
-    rows: list[Row] = [TextRow(RowPosition(number), *pair) for number, pair in enumerate(pairs)]
-    ours = tokenized(rows, tokenizer, None, most=21, too_long="truncate")
-    for number, pair in enumerate(pairs):
-        encoded = theirs(*pair, truncation="longest_first", max_length=21)
-        span = slice(ours.offsets[number], ours.offsets[number + 1])
-        assert ours.input_ids[span].tolist() == encoded["input_ids"]
-        assert ours.segment_ids[span].tolist() == encoded["token_type_ids"]
-    assert ours.cut_rows == 2
-    windows = theirs(
+    windows = AutoTokenizer.from_pretrained(folder)(
         "what flows", CONTEXT, truncation="only_second", max_length=15, stride=4, return_overflowing_tokens=True
     )
     cut = tokenized([QuestionRow(RowPosition(1), "a", "what flows", CONTEXT)], tokenizer, "question-answering", 15, stride=4)

@@ -84,10 +84,10 @@ def test_rows_are_no_longer_than_needed() -> None:
     ("incomplete", "packs_of_batches"), [("smaller", [2, 2, 1]), ("single", [2, 2, 1]), ("filled", [2, 2, 2])]
 )
 def test_a_runner_computes_every_pack_once(incomplete: IncompleteBatch, packs_of_batches: list[int]) -> None:
-    """Five packs of 8 slots, each of two sequences of 1 and 3 tokens; the outputs are the ids, and their sums."""
+    """Five packs of 8 slots, each of two sequences of 1 and 3 tokens; the model says what it was fed for each token."""
     lengths = np.tile([1, 3], 5)
-    ids = np.arange(1, 21, dtype=np.int32)
-    sequences = Sequences(np.arange(10), np.concatenate([[0], np.cumsum(lengths)]), ids, np.zeros(20, np.int8))
+    ids, segments = np.arange(1, 21, dtype=np.int32), np.arange(20, dtype=np.int8) % 3 % 2
+    sequences = Sequences(np.arange(10), np.concatenate([[0], np.cumsum(lengths)]), ids, segments)
     packs = SampledPacks(np.arange(10)[::-1].copy(), np.arange(0, 11, 2))
     plan = WindowPlan((RowLengthPacks(8, 2, packs),), tokens=20, slots=40, gain=1.0)
     batches, slots = list[int](), list[int]()
@@ -95,8 +95,8 @@ def test_a_runner_computes_every_pack_once(incomplete: IncompleteBatch, packs_of
     def compute(features: dict[str, np.ndarray]) -> np.ndarray:
         assert len(batches) < 3
         batches.append(len(features["input_ids"]))
-        return features["input_ids"][:, :, np.newaxis].astype(np.float32)
+        return np.stack([features[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1).astype(np.float32)
 
-    found = PackRunner(compute, True, 1, batch_tokens=16, incomplete=incomplete).run(sequences, plan, slots.append)
-    assert found[:, 0].tolist() == ids.tolist()
+    found = PackRunner(compute, True, 3, batch_tokens=16, incomplete=incomplete).run(sequences, plan, slots.append)
+    assert found.T.tolist() == [ids.tolist(), [0, 0, 1, 2] * 5, segments.tolist()]
     assert (batches, slots) == (packs_of_batches, [16, 16, 8])

@@ -189,19 +189,6 @@ def test_vectors_of_packs(
     agree(found, alone[pooling], 1e-5, scale=1.0)
 
 
-@pytest.mark.parametrize("rest", ["smaller", "single", "filled"])
-def test_answers_of_tokens_come_home(sequences: Sequences, rest: Any) -> None:
-    """A model that says what it was fed: the token, its position and its segment."""
-
-    def echo(batch: Any) -> Any:
-        return np.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1).astype(np.float32)
-
-    plan = plan_window(sequences.lengths, hidden_size=24)
-    found = PackRunner(echo, True, 3, 200, rest).run(sequences, plan)
-    positions = np.concatenate([np.arange(length) for length in sequences.lengths])
-    np.testing.assert_array_equal(found, np.stack([sequences.input_ids, positions, sequences.segment_ids], axis=1))
-
-
 def test_weights_without_an_encoder(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "m")
     tensors = load_file(tmp_path / "m" / "model.safetensors")

@@ -52,10 +52,6 @@ def write_model(folder: Path, name: str) -> Path:
     return folder
 
 
-def test_every_name_is_a_kind() -> None:
-    assert set(QUICK + SLOW) <= set(KINDS)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_vectors(name: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", name)
