@@ -182,7 +182,8 @@ def test_a_row_that_was_fixed_keeps_the_windows_before_it(tmp_path: Path, number
 
 @pytest.mark.parametrize("data", ["x.jsonl", "-"])
 def test_a_terminal_shows_how_far_it_is(tmp_path: Path, data: str) -> None:
-    reporter = Reporter(Terminal())
+    terminal = Terminal()
+    reporter = Reporter(terminal)
     signature, states = Signature("predict", {}, {"data": "x"}), []
     source = Rows(data, TaskSettings(), cast(RowTokenizer, None), 64)
     with (
@@ -196,7 +197,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path, data: str) -> None:
         answers.finish()
     answers.make_result()
     assert states == ([] if data == "-" else [(5, 23), (10, 23), (15, 23), (20, 23), (23, 23)])
-    assert ("5 rows" in reporter.stream.getvalue()) == (data == "-")
+    assert ("5 rows" in terminal.getvalue()) == (data == "-")
 
 
 @pytest.mark.parametrize("windows", [0, 1])
