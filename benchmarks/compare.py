@@ -1,10 +1,11 @@
-"""Everybody's packers on the six published histograms: the table of docs/figures.md#other-tools-packers.
+"""Compare how many packs the packers of several tools need for the six published histograms, and print the table of
+docs/figures.md#other-tools-packers.
 
-    python benchmarks/compare.py                                     the table
-    python benchmarks/compare.py --histograms squad-384 --depth 3    others: shipped ones, histogram.json files, TFRecords
+    python benchmarks/compare.py                                     the published histograms
+    python benchmarks/compare.py --histograms squad-384 --depth 3    built-in histograms, histogram.json files or TFRecords
 
-Cells are packs above the proven bound, and the share of the bound that this is. Sequences are taken in a random order, the
-same each time. Seconds are of one run on one thread, without compiling.
+A cell contains the number of packs above the proven lower bound, also as a percentage of the lower bound. The sequences are
+packed in a random order that is the same in every run. The times are from a single run on one thread, without compilation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SEED = 12345
 
 @dataclass(frozen=True)
 class Row:
-    """One packer: its tool, and `-` for ours, or whether the tool's package was called or a stand-in for its heuristic."""
+    """The result of one packer. `called` says whether the tool's package was called or a stand-in for its heuristic, and is
+    `-` for gaudi-bert.
+    """
 
     name: str
     called: str
@@ -43,7 +46,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The packs of every packer, fewest first, and those that no packing can do without."""
+    """The results of all packers for one histogram, sorted by the number of packs, and the proven lower bound on this
+    number.
+    """
 
     source: str
     lower_bound: int
@@ -51,7 +56,9 @@ class Comparison:
 
 
 def compare(source: str, depth: str) -> Comparison:
-    """Pack the same lengths with everybody's packer; each packs a few lengths first, so that no time is a compiler's."""
+    """Pack the same lengths with the packers of all tools. Each packer first packs a few other lengths, so that compilation
+    is not measured.
+    """
     histogram = _read_histogram(source, Reporter(quiet=True))
     lengths = _shuffle_lengths(histogram.counts, SEED)
     listed = ListedLengths(lengths, lengths, histogram, resolve_depth(parse_depth(depth), histogram.max_sequence_length))
@@ -81,7 +88,7 @@ def compare(source: str, depth: str) -> Comparison:
 
 
 def print_table(results: list[Comparison]) -> None:
-    """A Markdown table, a row for each packer, in the order of the last histogram's packs."""
+    """Print a Markdown table with a row for each packer, sorted by the number of packs for the last histogram."""
     cells = [{row.name: row for row in result.rows} for result in results]
     print("| packer | called | " + " | ".join(result.source for result in results) + " |")
     print("|" + "---|" * (len(results) + 2))
@@ -97,7 +104,7 @@ def print_table(results: list[Comparison]) -> None:
 
 
 def main() -> None:
-    """Print the table."""
+    """Parse the command line, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--histograms", nargs="+", default=list(list_bundled_histograms()))
     parser.add_argument("--depth", default="max")

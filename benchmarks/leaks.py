@@ -1,10 +1,12 @@
-"""Which way of feeding packs is right for which model and attention, as a table for the pages.
+"""Test which inputs keep the sequences of a pack separate, for several models and attention implementations, and print the
+table for the documentation.
 
     python benchmarks/leaks.py [MODEL...]
 
-Small random models of `transformers` on a CPU: packs of random tokens go through each, and their sequences alone; then the
-first sequence of each pack is changed. A figure is the largest difference of an output: packed against alone where a way is
-right, by a changed neighbour where it leaks. Flex attention runs with its mask in plain PyTorch here.
+Small random models of `transformers` process packs of random tokens on a CPU, and also each sequence alone. Then the first
+sequence of each pack is changed. If the outputs are right, a cell shows the largest difference between the outputs of packed
+and single sequences. If sequences leak, the cell shows how much a changed neighbour changes an output. Flex attention runs
+in plain PyTorch here.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from gaudi_bert.encoders.trial import (
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from tests.builders.torch_models import CONFIGS, SIZES
 
-NEIGHBOUR_BOUND = 1e-6  # of the largest output, or 1: what a changed neighbour may change
+NEIGHBOUR_BOUND = 1e-6  # the allowed effect of a changed neighbour, relative to the largest output or 1
 ATTENTIONS = ("sdpa", "eager", "flex_attention")
 LENGTH = 256
 Batch = dict[str, Any]
@@ -47,7 +49,7 @@ CASES = {"bert": partial(transformers.BertConfig, **SIZES, max_position_embeddin
 
 
 def target(name: str, changes: Callable[[PackInputs, Batch], Batch] = lambda _, __: {}) -> Feed:
-    """The batch of a target of `PackCollator`, with some inputs replaced."""
+    """Return a function that builds the batch of a target of `PackCollator`, with some inputs replaced."""
 
     def feed(pack_inputs: PackInputs, rows: list[Pack]) -> Batch:
         batch = PackCollator(name, pack_inputs)(rows)
@@ -57,7 +59,9 @@ def target(name: str, changes: Callable[[PackInputs, Batch], Batch] = lambda _, 
 
 
 def mask(make: Callable[[PackInputs, Any], Any]) -> Feed:
-    """The batch of transformers-5 with a mask that is computed from the numbers of the sequences."""
+    """Return a function that builds the batch of the target transformers-5, with a mask that is computed from the sequence
+    numbers.
+    """
     return target("transformers-5", lambda pack_inputs, batch: {"attention_mask": make(pack_inputs, batch["sequence_ids"])})
 
 
@@ -70,11 +74,11 @@ WAYS = {
         "transformers-5", lambda pack_inputs, batch: {"position_ids": batch["position_ids"] - pack_inputs.position_offset}
     ),
 }
-"""Ways of feeding packs: the targets of `PackCollator`, and those of other software."""
+"""The tested inputs: the targets of `PackCollator`, and inputs that other software uses."""
 
 
 def cell(model: Any, pack_inputs: PackInputs, way: str) -> str:
-    """One entry of the table."""
+    """Return one cell of the table."""
     rows, changed = build_trial_packs(model.config, LENGTH, pack_inputs.longest_sequence)
     alone = compute_outputs_without_packing(model, pack_inputs, rows)
     try:
@@ -105,7 +109,7 @@ def main() -> None:
             model = kind.from_config(CASES[name]()).eval()
             try:
                 model.set_attn_implementation(attention)
-            except ValueError:  # transformers does not offer it for this model
+            except ValueError:  # transformers does not support this attention implementation for the model
                 continue
             with make_computation_reproducible():
                 pack_inputs = determine_inputs_for_packs(model)

@@ -1,6 +1,7 @@
-"""Timing and printing of the benchmarks.
+"""Helpers with which the benchmarks measure time and memory, and print the results.
 
-`GAUDI_BERT_FIGURES=docs/figures.json python benchmarks/...` also writes what it prints to that file, under `runs`.
+If the environment variable `GAUDI_BERT_FIGURES` names a file, for example `docs/figures.json`, a benchmark also writes the
+figures that it prints to this file, under the key `runs`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import numpy as np
 
 from gaudi_bert.common.processor import read_processor
 
-# What makes a processor behave as an older one.
+# Environment variables that make libraries use only the instructions of an older processor.
 IMITATIONS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES")
 
 
 def processor() -> str:
-    """The kind of this machine's processor, for example `AMD EPYC, AVX2, 2 cores`, and what it imitates."""
+    """Return the name of this machine's processor with its vector instructions and number of cores, for example `AMD EPYC,
+    AVX2, 2 cores`, followed by the environment variables that limit its instructions.
+    """
     found = read_processor()
     imitated = [f"{name}={os.environ[name]}" for name in IMITATIONS if name in os.environ]
     cores = len(os.sched_getaffinity(0))
@@ -35,12 +38,19 @@ def processor() -> str:
 
 
 def show_processor() -> None:
-    """Print the kind of processor: figures of another kind differ."""
+    """Print the kind of processor, because figures that were measured on different processors cannot be compared."""
     print(f"measured on {processor()}", flush=True)
 
 
 def show(label: str, values: Sequence[float], unit: str, goal: str = "") -> None:
-    """Median and range of one figure."""
+    """Print the median and the range of repeated measurements, and record them in the file of figures.
+
+    Args:
+        label: What was measured.
+        values: The measurements.
+        unit: The unit of the measurements.
+        goal: The value that should be reached, which is printed after the measurements.
+    """
     middle = float(np.median(values))
     _record(label, {"median": middle, "lowest": min(values), "highest": max(values), "unit": unit})
     text = f"  {label:<58} {middle:>9.3g} {unit:<9} [{min(values):.3g} to {max(values):.3g}]"
@@ -48,7 +58,9 @@ def show(label: str, values: Sequence[float], unit: str, goal: str = "") -> None
 
 
 def _record(label: str, figure: dict[str, Any]) -> None:
-    """Add a figure to those of this command in the file that `GAUDI_BERT_FIGURES` names."""
+    """Write a figure to the file that the environment variable `GAUDI_BERT_FIGURES` names, under the command line of this
+    benchmark. If the variable is not set, do nothing.
+    """
     name = os.environ.get("GAUDI_BERT_FIGURES")
     if not name:
         return
@@ -64,7 +76,7 @@ def _record(label: str, figure: dict[str, Any]) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A Markdown table, row by row as they come."""
+    """Print a Markdown table. Each row is printed as soon as it was computed."""
     print(f"\n### {title}\n")
     print("| " + " | ".join(header) + " |")
     print("|" + "---|" * len(header), flush=True)
@@ -73,16 +85,21 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of CPU (all threads) and of wall time that `function` takes."""
+    """Call `function`, and return the CPU seconds (of all threads of this process) and the elapsed seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     function()
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
 class InOwnProcess:
-    """What `build(*arguments)` gives, built and run in another process, as its users run it.
+    """An object that is built and run in another process. Only the parent process receives the measured times.
 
-    PyTorch's engine tells the allocator of its process to keep freed memory, which would make a peer faster too.
+    Args:
+        build: A function that builds the object. The object must have a method `run(updates)`.
+        arguments: The arguments of `build`.
+
+    PyTorch's engine configures the memory allocator of its process to keep freed memory. In the same process, this setting
+    would also make other tools faster, so each tool is measured in a process of its own.
     """
 
     def __init__(self, build: Callable[..., Any], *arguments: Any) -> None:
@@ -91,28 +108,31 @@ class InOwnProcess:
         context.Process(target=_serve, args=(other, build, arguments), daemon=True).start()
 
     def timed(self, updates: int) -> tuple[float, float]:
-        """Seconds of CPU and of wall time of its `run(updates)`."""
+        """Run `run(updates)` of the object, and return the CPU seconds and the elapsed seconds."""
         self._end.send(updates)
         cpu, wall = self._end.recv()
         return cpu, wall
 
 
 def _serve(end: Connection, build: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Build an object, and measure its method `run` each time a number of updates arrives through the pipe."""
     built = build(*arguments)
-    with contextlib.suppress(EOFError):  # until the benchmark has what it needs
+    with contextlib.suppress(EOFError):  # the benchmark closes its end of the pipe when it is done
         while True:
             updates = end.recv()
             end.send(timed(lambda updates=updates: built.run(updates)))
 
 
-# --- the time and the memory that a call takes
+# --- time and memory of a call
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)  # Python 3.10 has no generic named tuples
 class Measured(Generic[Result]):
-    """What a call returned, its wall time, and by how much the peak of resident memory rose above what was in use before."""
+    """The result of a call, its elapsed seconds, and by how many bytes the peak of resident memory rose during the call. The
+    memory is None if the operating system does not report it.
+    """
 
     result: Result
     seconds: float
@@ -120,7 +140,7 @@ class Measured(Generic[Result]):
 
 
 def measured(function: Callable[[], Result]) -> Measured[Result]:
-    """Call `function`; its memory is None where the operating system does not tell."""
+    """Call `function`, and return its result with its elapsed time and its peak memory."""
     before = _reset_peak()
     started = time.perf_counter()
     result = function()
@@ -130,7 +150,9 @@ def measured(function: Callable[[], Result]) -> Measured[Result]:
 
 
 def _reset_peak() -> int | None:
-    """Reset the kernel's record of the peak (Linux); the memory in use now, or None where that cannot be known."""
+    """Reset the kernel's peak of resident memory (Linux only), and return the resident memory in bytes, or None if it is not
+    available.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -139,6 +161,7 @@ def _reset_peak() -> int | None:
 
 
 def _status_bytes(key: str) -> int | None:
+    """Return a memory value from /proc/self/status in bytes, or None if it is not available."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,19 +1,21 @@
-"""Packing many lengths from Python: time, memory and distance from the proven bound.
+"""Measure `pack_lengths` on many lengths: time, memory and distance from the proven lower bound.
 
     python benchmarks/pack_lengths.py                        ten million lengths, rows of 8,192
     python benchmarks/pack_lengths.py --sequences 100000 --row 2048 --runs 5
-    python benchmarks/pack_lengths.py --grid                 `optimal` beside `lpfhp` for 216 kinds of lengths, by CPU time
-    python benchmarks/pack_lengths.py --grid --sequences 1000 --save cells.json      those of 1,000 lengths alone
-    python benchmarks/pack_lengths.py --grid --sequences 10000000 --row 8192         those of rows of one length
-    python benchmarks/pack_lengths.py --grid --before cells.json       beside the gaps of another commit, saved by it
+    python benchmarks/pack_lengths.py --grid                 compare `optimal` with `lpfhp` in 216 cases, by CPU time
+    python benchmarks/pack_lengths.py --grid --sequences 1000 --save cells.json      only cases of 1,000 lengths
+    python benchmarks/pack_lengths.py --grid --sequences 10000000 --row 8192         only cases of one row length
+    python benchmarks/pack_lengths.py --grid --before cells.json       also compare with gaps that another commit saved
 
-The lengths are log-normal (median 545 tokens), cut at the row. Each run is a process of its own; its memory is what the peak
-of resident memory rises above what numpy and the lengths take, the library's own code and its imports included.
-Beside it, what numpy alone takes to sort the same lengths (`argsort`), which any packer of decreasing lengths has to do; and
-a plain best fit of decreasing lengths, compiled by numba, in separate processes.
+The lengths are log-normal (with a median of 545 tokens), and are clipped to the row length. Each run is a process of its
+own. The memory of a run is the rise of the peak resident memory above the memory that numpy and the lengths need, so it
+includes the imports and the code of the library. For comparison, the benchmark measures the time that numpy needs to sort
+the same lengths (`argsort`), which every packer of decreasing lengths has to do. In separate processes, it also measures a
+plain best fit of decreasing lengths, compiled with numba.
 
-A cell holds if `optimal` takes at most three times as long as `lpfhp`, or two seconds, or of ten million lengths
-in rows of 8,192 three seconds, whichever is most; and if its gap is that of before, to within 0.001 % of the packs.
+A case of the grid passes if `optimal` takes at most three times as long as `lpfhp`, or at most two seconds (three seconds
+for ten million lengths in rows of 8,192), whichever is more, and if its gap does not exceed the saved gap by more than 0.001
+% of the packs.
 """
 
 from __future__ import annotations
@@ -33,18 +35,20 @@ from measuring import measured, show, show_processor
 
 
 def lengths_of(sequences: int, row: int) -> np.ndarray:
-    """Int32 lengths, the same each time."""
+    """Return int32 lengths, which are the same in every call."""
     drawn = np.random.default_rng(1).lognormal(6.3, 1.1, sequences).astype(np.float32)
     return np.clip(drawn, 1, row).astype(np.int32)
 
 
 def plain_best_fit(lengths: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and offsets of packs: each length, the longest first, goes to the pack with the least room that is enough."""
+    """Return the indices and offsets of packs. In descending order, each length goes to the pack with the least sufficient
+    room.
+    """
     from numba import njit
 
     @njit
     def assign(order: np.ndarray, lengths: np.ndarray, row: int, pack_of: np.ndarray) -> int:
-        newest = np.full(row + 1, -1, np.int32)  # of each room, the pack that was opened or filled to it last
+        newest = np.full(row + 1, -1, np.int32)  # for each amount of room, the pack that reached it last
         older = np.empty(lengths.size, np.int32)
         with_room = np.zeros(row // 64 + 1, np.uint64)
         packs = 0
@@ -82,7 +86,7 @@ def plain_best_fit(lengths: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarra
 
 
 def run_plain(sequences: int, row: int) -> dict[str, float]:
-    """The plain best fit in this process."""
+    """Measure the plain best fit in this process."""
     lengths = lengths_of(sequences, row)
     np.argsort(lengths, kind="stable")
     plain = measured(lambda: plain_best_fit(lengths, row))
@@ -93,7 +97,7 @@ def run_plain(sequences: int, row: int) -> dict[str, float]:
 
 
 def run_once(sequences: int, row: int) -> dict[str, float]:
-    """Pack in this process."""
+    """Measure `pack_lengths` in this process."""
     lengths = lengths_of(sequences, row)
     sorting = time.perf_counter()
     np.argsort(lengths, kind="stable")
@@ -129,7 +133,7 @@ LENIENCE_SECONDS, LENIENCE_TIMES, LENIENCE_GAP = 2.0, 3.0, 1e-5
 
 
 def drawn(kind: str, sequences: int, row: int) -> np.ndarray:
-    """Int64 lengths of one of `KINDS`."""
+    """Return int64 lengths of one of `KINDS`."""
     source = np.random.default_rng(5)
     if kind == "uniform":
         lengths = source.integers(1, row + 1, sequences)
@@ -148,7 +152,9 @@ def drawn(kind: str, sequences: int, row: int) -> np.ndarray:
 
 
 def run_cell(kind: str, sequences: int, row: int) -> dict[str, Any]:
-    """`lpfhp` and `optimal` on the same lengths, counted, planned and dealt in this process: packs, bound, CPU seconds."""
+    """Pack the same lengths with `lpfhp` and with `optimal` in this process, and return the packs, the lower bound and the
+    CPU seconds of both.
+    """
     from gaudi_bert import pack_lengths
 
     cell: dict[str, Any] = {"kind": kind, "sequences": sequences, "row": row}
@@ -161,9 +167,9 @@ def run_cell(kind: str, sequences: int, row: int) -> dict[str, Any]:
 
 
 def print_grid(sequences: int | None, only_row: int | None, save: Path | None, before: Path | None) -> None:
-    """Run all cells, print each and what does not hold."""
+    """Run all cases of the grid, print the result of each, and list the cases that do not pass."""
     earlier = {} if before is None else {tuple(cell["key"]): cell for cell in json.loads(before.read_text(encoding="utf-8"))}
-    run_cell("uniform", 60_000, 512)  # loads what is compiled
+    run_cell("uniform", 60_000, 512)  # load the compiled code first
     cells, slow, worse = [], [], []
     print(
         f"{'lengths':>18} {'sequences':>10} {'row':>6} {'packs':>9} {'gap':>5} {'before':>6} {'lpfhp s':>8} {'optimal s':>9}"
@@ -196,15 +202,17 @@ def print_grid(sequences: int | None, only_row: int | None, save: Path | None, b
 
 
 def main() -> None:
-    """Print the figures."""
+    """Parse the command line, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, help="10,000,000; of a grid, those of 1,000, 100,000 and 10,000,000")
-    parser.add_argument("--row", type=int, help="8,192; of a grid, those of 512 to 65,536")
+    parser.add_argument(
+        "--sequences", type=int, help="number of lengths; default: 10,000,000; for --grid: 1,000, 100,000 and 10,000,000"
+    )
+    parser.add_argument("--row", type=int, help="row length; default: 8,192; for --grid: 512 to 65,536")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--once", choices=("ours", "plain"), help="one run in this process, as JSON")
+    parser.add_argument("--once", choices=("ours", "plain"), help="measure once in this process, and print JSON")
     parser.add_argument("--grid", action="store_true")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="the cells of the grid, as JSON")
-    parser.add_argument("--before", type=Path, metavar="FILE", help="what another commit saved")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="save the cases of the grid as JSON")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="compare with the cases that another commit saved")
     arguments = parser.parse_args()
     if arguments.grid:
         show_processor()

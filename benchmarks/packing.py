@@ -1,12 +1,13 @@
-"""Packing in numbers: the paper's tables 1, 5 and 7 beside ours, and every algorithm against the proven bound.
+"""Compare packing results with tables 1, 5 and 7 of the packing paper (Krell et al. 2021), and all algorithms with the
+proven lower bound.
 
-    python benchmarks/packing.py                     everything (some minutes)
-    python benchmarks/packing.py --parts tables      the paper's tables only
+    python benchmarks/packing.py                     everything except `limits` (a few minutes)
+    python benchmarks/packing.py --parts tables      only the paper's tables
     python benchmarks/packing.py --parts algorithms --histograms wikipedia-512 squad-384 --depths 3 4 max
-    python benchmarks/packing.py --parts speed       the solvers against scipy.optimize.nnls, and length 8192
-    python benchmarks/packing.py --parts limits      histograms made to be hard (an hour at most; only if asked for)
+    python benchmarks/packing.py --parts speed       compare the solvers with scipy.optimize.nnls, and pack rows of 8192
+    python benchmarks/packing.py --parts limits      histograms that are hard to pack (up to an hour; only on request)
 
-Times are of one run on one thread, with the compiler's time (numba, once for an installation) taken out by a first call.
+The times are from a single run on one thread. A first call compiles the numba code, so that compilation is not measured.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ PARTS = ("tables", "algorithms", "speed")
 
 
 def warm_up() -> None:
-    """Compile, or load what is compiled."""
+    """Compile the packing algorithms, or load them from numba's cache."""
     tiny = Histogram(32, [count % 7 for count in range(32)])
     for algorithm in (*ALGORITHMS, "greedy"):
         pack_histogram(tiny, algorithm, 3)
 
 
 def timed(histogram: Histogram, algorithm: str, depth: int | str) -> tuple[Estimate, float]:
-    """An estimate and its seconds."""
+    """Return an estimate and the seconds that it took."""
     started = time.perf_counter()
     estimate = estimate_packing(histogram, algorithm, depth, None)
     return estimate, time.perf_counter() - started
 
 
 def print_paper_tables() -> None:
-    """Tables 1, 5 and 7, ours beside them."""
+    """Print tables 1, 5 and 7 of the paper, with our results next to the published ones."""
     paper = json.loads(EXPECTED.read_text(encoding="utf-8"))["paper"]
     wikipedia, squad = load("wikipedia-512"), load("squad-384")
     print_table(
@@ -80,7 +81,7 @@ def print_paper_tables() -> None:
 
 
 def table_1(histogram: Histogram, rows: list[dict[str, Any]]) -> Iterable[Sequence[Any]]:
-    """The rows of table 1 and appendix H, and what the paper does not have."""
+    """Yield the rows of table 1 and appendix H, followed by rows for algorithms that the paper does not contain."""
     yield from (
         one_of_table_1(histogram, row["depth"], row["alg"].lower(), row)
         for row in [*rows, {"depth": 1, "alg": "SORT", "eff": 99.9, "p": 2.0}]
@@ -92,7 +93,7 @@ def table_1(histogram: Histogram, rows: list[dict[str, Any]]) -> Iterable[Sequen
 
 
 def one_of_table_1(histogram: Histogram, depth: int | str, algorithm: str, row: dict[str, Any]) -> Sequence[Any]:
-    """One row; the paper writes "about 10" where there is no limit of depth."""
+    """Return one row of table 1. If the depth is not limited, the paper states a depth such as "~10"."""
     number = "max" if str(depth).startswith("~") else depth
     estimate, seconds = timed(histogram, algorithm, number)
     ours = f"{100 * estimate.efficiency:.3f}", f"{estimate.packing_factor:.4f}", f"{seconds:.3f}"
@@ -100,7 +101,7 @@ def one_of_table_1(histogram: Histogram, depth: int | str, algorithm: str, row: 
 
 
 def full_rows(histogram: Histogram, rows: Iterable[tuple[int | str, str, dict[str, Any] | None]]) -> Iterable[Sequence[Any]]:
-    """Rows of tables 5 and 7."""
+    """Yield the rows of tables 5 and 7."""
     for depth, name, row in rows:
         algorithm = name.lower() if depth != 1 else "none"
         number: int | str = "max" if str(depth).endswith("max") else depth
@@ -115,7 +116,7 @@ def full_rows(histogram: Histogram, rows: Iterable[tuple[int | str, str, dict[st
 
 
 def print_algorithms(names: Sequence[str], depths: Sequence[str]) -> None:
-    """Every algorithm against the bound."""
+    """Print for each algorithm how many packs it uses beyond the proven lower bound."""
     for name in names:
         histogram = load(name)
         print_table(
@@ -126,7 +127,7 @@ def print_algorithms(names: Sequence[str], depths: Sequence[str]) -> None:
 
 
 def algorithm_row(histogram: Histogram, depth: int | str) -> Sequence[Any]:
-    """One depth; ENNLSHP only where it takes seconds."""
+    """Return the row for one depth. ENNLSHP is only run for short packs, where it takes seconds."""
     started = time.perf_counter()
     optimum = pack_histogram(histogram, "optimal", depth)
     seconds = {"optimal": time.perf_counter() - started}
@@ -144,7 +145,7 @@ def algorithm_row(histogram: Histogram, depth: int | str) -> Sequence[Any]:
 
 
 def main() -> None:
-    """Print the parts that are asked for."""
+    """Parse the command line, and print the selected parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--parts", nargs="+", choices=("tables", "algorithms", "speed", "limits"), default=["tables", "algorithms", "speed"]

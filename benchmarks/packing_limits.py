@@ -1,13 +1,14 @@
-"""Histograms made to be hard: what plans of them cost, how near to the proven bound they are, and where packing ends.
+"""Pack histograms that are hard to pack, and report the time, the memory and the gap to the proven lower bound. The table
+also shows for which histograms packing fails.
 
-    python benchmarks/packing_limits.py                 all cases (an hour at most), as does `packing.py --parts limits`
-    python benchmarks/packing_limits.py fills zipf      cases whose name contains one of these words
+    python benchmarks/packing_limits.py                 all cases (up to an hour), like `packing.py --parts limits`
+    python benchmarks/packing_limits.py fills zipf      cases whose names contain one of these words
 
-Each plan is made in a process of its own, which may take `MOST_SECONDS` of CPU and `MOST_BYTES` of addresses; the contract
-is 60 s of CPU time of one thread and 2 GiB resident for any histogram. The share of the work limit that was used is the same
-on every machine. The first cases are perfect fills by triples of different lengths, alone and with a core that takes a pack
-more than its linear program says, in the manner of the AI and ANI instances of Delorme, Iori and Martello (2016); the last
-are very long packs of very few lengths or very many.
+Each plan is computed in a process of its own, which may use `MOST_SECONDS` of CPU time and `MOST_BYTES` of address space.
+The goal for every histogram is 60 s of CPU time on one thread and 2 GiB of resident memory. The used fraction of the work
+limit is the same on every machine. The first cases can be packed perfectly by triples of different lengths. Some of these
+cases also contain a core that needs one pack more than its linear program states, like the AI and ANI instances of Delorme,
+Iori and Martello (2016). The last cases are very long packs with very few or very many different lengths.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ MOST_SECONDS, MOST_BYTES = 150, 6 * 2**30
 LONG = 8192
 CORE = {44: 2, 33: 3, 12: 6}
 CORE_LENGTH = 132
-"""Known from the literature: 259 tokens, with fractions 1.962 packs of 132, but no two packs hold these 11 sequences."""
+"""An example from the literature. These 11 sequences have 259 tokens and need 1.962 packs of 132 tokens if fractions of
+packs are allowed, but they do not fit into two packs."""
 
 
 class Case(NamedTuple):
-    """A histogram, and what packs it at which depths."""
+    """A histogram, and the depths and algorithms with which it is packed."""
 
     make: Callable[[], IntArray]
     depths: tuple[int | str, ...]
@@ -50,9 +52,10 @@ class Case(NamedTuple):
 
 
 def rounded_up_is_not_enough(max_length: int, sequences: int, seed: int = 0) -> IntArray:
-    """`perfect_triplets` and a core of 11 sequences that takes a pack more than its linear program rounded up: int64 [L].
+    """Return the histogram of `perfect_triplets` with a core of 11 sequences, which needs one pack more than its linear
+    program states, rounded up: int64 [L].
 
-    In the manner of the ANI instances of Delorme, Iori and Martello (2016): bound and optimum may differ by one.
+    In the ANI instances of Delorme, Iori and Martello (2016), the lower bound and the optimum may also differ by one.
     """
     counts = perfect_triplets(max_length, sequences - sum(CORE.values()), seed)
     for length, number in CORE.items():
@@ -61,7 +64,7 @@ def rounded_up_is_not_enough(max_length: int, sequences: int, seed: int = 0) -> 
 
 
 def few_lengths(max_length: int, counts_of_shares: dict[float, int]) -> IntArray:
-    """So many sequences of each share of a pack: int64 [L]."""
+    """Return a histogram with the given number of sequences for each fraction of the pack length: int64 [L]."""
     counts = np.zeros(max_length, dtype=np.int64)
     for share, count in counts_of_shares.items():
         counts[max(round(share * max_length), 1) - 1] += count
@@ -69,7 +72,9 @@ def few_lengths(max_length: int, counts_of_shares: dict[float, int]) -> IntArray
 
 
 def zipf(max_length: int, sequences: int) -> IntArray:
-    """Lengths by Zipf's law, the exponent 1.5; at most a million of them are drawn: int64 [L]."""
+    """Return a histogram of lengths that follow Zipf's law with exponent 1.5. At most a million lengths are drawn, and their
+    counts are multiplied: int64 [L].
+    """
     drawn = min(sequences, 10**6)
     lengths = np.minimum(np.random.default_rng(0).zipf(1.5, drawn), max_length)
     return np.bincount(lengths, minlength=max_length + 1)[1:] * (sequences // drawn)
@@ -116,12 +121,12 @@ CASES = {
     "zipf, 10^9, 2^24": Case(partial(zipf, MAX_ROW_LENGTH, 10**9), (8, "max")),
     "bimodal, 10^9, 2^24": Case(partial(bimodal, MAX_ROW_LENGTH, 10**9), (3, "max")),
 }
-"""By name what is packed; packs of 2^24 slots are the longest that there may be."""
+"""The cases by name. Packs of 2^24 slots are the longest that are supported."""
 
 
 def run_case(name: str, algorithm: str, depth: str) -> None:
-    """Make one plan with the proof of its bound, and print its row; for a process of its own."""
-    run_algorithm(np.ones(8, np.int64), algorithm, 3)  # loads what is compiled
+    """Compute one plan and its lower bound, and print the row of the table. Each call runs in a process of its own."""
+    run_algorithm(np.ones(8, np.int64), algorithm, 3)  # load the compiled code first
     counts = CASES[name].make()
     limit = NNLS_WORK if algorithm == "nnls" else FULL_WORK
     most, budget = resolve_depth(depth if depth == "max" else int(depth), len(counts)), OperationBudget(limit)
@@ -134,7 +139,7 @@ def run_case(name: str, algorithm: str, depth: str) -> None:
 
 
 def print_limits(words: Sequence[str] = ()) -> None:
-    """Print the table, row by row."""
+    """Print the table. Each row is printed as soon as it was computed."""
     header = (
         "data",
         "algorithm",
@@ -150,6 +155,7 @@ def print_limits(words: Sequence[str] = ()) -> None:
 
 
 def _rows(words: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the rows of all cases whose names contain one of the words, or of all cases if there are no words."""
     for name, case in CASES.items():
         if not words or any(word in name for word in words):
             for algorithm in case.algorithms:
@@ -158,6 +164,9 @@ def _rows(words: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _in_own_process(*case: str) -> Sequence[str]:
+    """Run a case in a process with limited time and memory, and return the cells of its row. If the case fails, return the
+    last line of its error output, or the signal that ended the process.
+    """
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))

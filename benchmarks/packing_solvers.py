@@ -1,7 +1,8 @@
-"""How fast the solvers are: the NNLS beside `scipy.optimize.nnls` in the same run, the whole loop, and packs of 8192.
+"""Measure the solvers of the packing algorithms: the NNLS solver next to `scipy.optimize.nnls`, the complete algorithms, and
+packs of 8192 slots.
 
-Called by `packing.py --parts speed`. Each figure is the median of repeats that alternate between what is compared; times are
-of this process on one thread (set OMP_NUM_THREADS=1), the compiler's time excluded.
+`packing.py --parts speed` calls this module. Each figure is the median of several repeats, which alternate between the
+compared programs. The times are elapsed seconds without compilation. For times on one thread, set OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ LONG = 8192
 
 
 def load(name: str) -> Histogram:
-    """One of the published histograms."""
+    """Load one of the published histograms."""
     return _read_histogram(name, Reporter(quiet=True))
 
 
 def print_speed() -> None:
-    """Print the three tables."""
+    """Print three tables: the NNLS solver, the complete algorithms, and packs of 8192 slots."""
     print_table(
         f"One weighted NNLS at depth 3, beside scipy.optimize.nnls {scipy.__version__}",
         ("histogram", "columns", "scipy s", "ours s", "ratio", "relative difference of the objective"),
@@ -53,7 +54,7 @@ def print_speed() -> None:
 
 
 def nnls_row(name: str) -> Sequence[Any]:
-    """One solve against SciPy's on the written-out matrix."""
+    """Return a row that compares one NNLS solution with SciPy's solution for the explicit matrix."""
     histogram = load(name)
     weights = compute_single_nnls_residual_weights(histogram.max_sequence_length)
     matrix = depth_3_matrix(histogram.max_sequence_length) * weights[:, None]
@@ -70,7 +71,9 @@ def nnls_row(name: str) -> Sequence[Any]:
 
 
 def depth_3_matrix(capacity: int) -> np.ndarray:
-    """Every strategy of up to three lengths that fills a pack exactly, as a column: float64 [capacity, strategies]."""
+    """Return a matrix in which each column is a strategy of up to three lengths that fills a pack exactly: float64
+    [capacity, strategies].
+    """
     shortest, middle = np.meshgrid(np.arange(capacity), np.arange(capacity), indexing="ij")
     longest = capacity - shortest - middle
     keep = (shortest <= middle) & (middle <= longest)
@@ -81,7 +84,9 @@ def depth_3_matrix(capacity: int) -> np.ndarray:
 
 
 def loop_row(name: str, depth: int | str) -> Sequence[Any]:
-    """Medians of the whole algorithms, bounds included where the algorithm needs them."""
+    """Return a row with the median times of complete algorithms. If an algorithm computes a lower bound, its time includes
+    the bound.
+    """
     histogram = load(name)
     most = resolve_depth(depth, histogram.max_sequence_length)
     seconds = {
@@ -92,7 +97,7 @@ def loop_row(name: str, depth: int | str) -> Sequence[Any]:
 
 
 def long_histograms() -> Iterable[tuple[str, Histogram]]:
-    """Lognormal lengths up to 8192: a million sequences, and a hundred times as many."""
+    """Yield histograms of log-normal lengths up to 8192, each with a million and with a hundred million sequences."""
     for name, typical, sigma in (("sft", 600, 1.1), ("long", 2000, 1.0)):
         lengths = np.random.default_rng(0).lognormal(np.log(typical), sigma, 1_000_000)
         counts = np.bincount(np.clip(lengths, 1, LONG).astype(np.int64), minlength=LONG + 1)[1:]
@@ -101,7 +106,7 @@ def long_histograms() -> Iterable[tuple[str, Histogram]]:
 
 
 def long_rows(name: str, histogram: Histogram) -> Iterable[Sequence[Any]]:
-    """`optimal` at several depths."""
+    """Yield the results of `optimal` at several depths."""
     for depth in (4, 8, 16, "max"):
         seconds, packing = timed(partial(pack_histogram, histogram, "optimal", depth))
         above = f"{100 * packing.gap / packing.lower_bound:.5f}"
@@ -117,7 +122,7 @@ def long_rows(name: str, histogram: Histogram) -> Iterable[Sequence[Any]]:
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds and result."""
+    """Call `function`, and return the elapsed seconds and the result."""
     started = time.perf_counter()
     result = function()
     return time.perf_counter() - started, result

@@ -1,15 +1,20 @@
-"""Other tools' packers, to be compared with our algorithms on the same lengths.
+"""Packers of other tools, which are compared with gaudi-bert's algorithms on the same lengths.
 
-Each is called where its package is installed and takes lengths (TRL); otherwise the same heuristic, written anew, stands in
-for it: what the tool's documentation and source say that it does with its default settings.
+If the package of a tool is installed and accepts lengths (TRL), the package is called. For all other tools, a stand-in
+implements the heuristic that the tool's documentation and source code describe for its default settings:
 
-- TRL, `pack_dataset(strategy="bfd")`: best-fit decreasing within each batch of 1,000 rows, as `Dataset.map` hands them over.
-- seqpacker, `obfd`, its default and best: best-fit decreasing over all sequences. Any best fit of decreasing lengths has the
-  packs of LPFHP without a limit of depth: a pack just filled is the tightest for the next sequence of the same length.
-- NeMo, `first_fit_decreasing` and `first_fit_shuffle`: first fit over all sequences, longest first or shuffled.
-- axolotl, `sample_packing`: first fit in groups of 100,000 sequences as they come, at most 200 in a pack.
-- grain, `FirstFitPackIterDataset`, `BestFitPackIterDataset`: a number of open packs (here 1,024, as in MaxText's own
-  comparison), all of which are closed when a sequence fits none of them.
+- TRL, `pack_dataset(strategy="bfd")`: best-fit decreasing within each batch of 1,000 rows, as `Dataset.map` passes them.
+
+- seqpacker, `obfd`, its default and its best algorithm: best-fit decreasing over all sequences. Without a depth limit,
+best-fit decreasing yields the same packs as LPFHP, because a pack that was just filled is the tightest fit for the next
+sequence of the same length.
+
+- NeMo, `first_fit_decreasing` and `first_fit_shuffle`: first fit over all sequences, with the longest first or shuffled.
+
+- axolotl, `sample_packing`: first fit in groups of 100,000 sequences in input order, with at most 200 sequences in a pack.
+
+- grain, `FirstFitPackIterDataset` and `BestFitPackIterDataset`: a fixed number of open packs (here 1,024, as in MaxText's
+own comparison), all of which are closed when a sequence does not fit into any of them.
 """
 
 from __future__ import annotations
@@ -30,17 +35,18 @@ TRL_BATCH = 1000
 AXOLOTL_GROUP, AXOLOTL_DEPTH = 100_000, 200
 GRAIN_PACKS = 1024
 MOST_TRL_TOKENS = 2**28
-"""TRL takes tokens, not lengths: each token is made up as a byte, up to this many."""
+"""The largest number of tokens for which TRL is called. TRL requires tokens, not lengths, and each token takes a byte."""
 
 
 @dataclass(frozen=True, eq=False)
 class ListedLengths:
-    """The sequences one by one, and counted.
+    """The lengths of all sequences in two orders, and their histogram.
 
     Attributes:
-        in_order: int32 [sequences], as they come.
-        shuffled: the same in a random order.
-        histogram: how many there are of each length.
+        in_order: int32 [sequences], the lengths in input order.
+        shuffled: The same lengths in random order.
+        histogram: The number of sequences of each length.
+        depth: The largest number of sequences in a pack.
     """
 
     in_order: Int32Array
@@ -50,7 +56,7 @@ class ListedLengths:
 
     @property
     def slots(self) -> int:
-        """Slots of a pack."""
+        """The number of slots in a pack."""
         return self.histogram.max_sequence_length
 
 
@@ -59,10 +65,10 @@ class _Peer:
     """A packer of another tool.
 
     Attributes:
-        tool: its package.
-        algorithm: what the tool calls the algorithm.
-        count: the packs of the same heuristic, written anew.
-        installed: the packs that the package itself makes, where it can be called with lengths.
+        tool: The package of the tool.
+        algorithm: The tool's name for the algorithm.
+        count: Return the number of packs of our stand-in for the heuristic.
+        installed: Return the number of packs of the package itself. None if the package cannot be called with lengths.
     """
 
     tool: str
@@ -71,14 +77,14 @@ class _Peer:
     installed: Callable[[ListedLengths], int] | None = None
 
     def callable_for(self, lengths: ListedLengths) -> bool:
-        """Whether the package itself is installed and can pack these lengths: it has no limit of depth."""
+        """Return whether the package is installed and can pack these lengths. The package supports no depth limit."""
         if self.installed is None or lengths.depth < lengths.slots or lengths.histogram.tokens > MOST_TRL_TOKENS:
             return False
         return importlib.util.find_spec(self.tool) is not None
 
 
 def _count_trl_packs(lengths: ListedLengths) -> int:
-    """Packs that TRL's own `pack_dataset` makes by its strategy `bfd`, default settings, of rows with these lengths."""
+    """Return the number of packs that TRL's own `pack_dataset` builds with the strategy `bfd` and default settings."""
     import pyarrow
     from datasets import Dataset, disable_progress_bars
     from datasets.table import InMemoryTable
@@ -121,22 +127,25 @@ PEERS = (
 )
 
 
-# --- first fit and best fit over sequences in the order in which they come, as data loaders pack them
+# --- first fit and best fit over sequences in input order, as in data loaders
 #
-# A loader that streams or works batch by batch may keep only so many packs open, and may start afresh after so many
-# sequences. Only the packs are counted; every sequence costs the logarithm of the packs or of the slots.
+# A data loader may limit the number of open packs, and may close all packs after a fixed number of sequences. These
+# functions only count packs. The time per sequence is logarithmic in the number of packs or slots.
 
 
 def count_first_fit(
     lengths: Int32Array, capacity: int, depth: int, *, batch: int | None = None, open_packs: int | None = None
 ) -> int:
-    """Packs of first fit: each sequence goes to the first open pack, in order of opening, that has room.
+    """Return the number of packs that first fit needs. Each sequence goes to the first open pack, in order of opening, that
+    has enough room.
 
     Args:
-        lengths: int32 [sequences], 1 .. capacity, in order.
-        capacity: slots of a pack.
-        batch: all packs are closed after so many sequences; None: never.
-        open_packs: where a sequence fits none of so many packs, all of them are closed; None: any number may be open.
+        lengths: int32 [sequences], lengths from 1 to `capacity`, in order.
+        capacity: The number of slots in a pack.
+        depth: The largest number of sequences in a pack.
+        batch: Close all packs after this number of sequences. None: never.
+        open_packs: The largest number of open packs. If a sequence fits into none of them, close all of them. None: no
+            limit.
     """
     batch, most = _limits(lengths.size, batch, open_packs)
     leaves = 1 << (most - 1).bit_length()
@@ -147,20 +156,23 @@ def count_first_fit(
 def count_best_fit(
     lengths: Int32Array, capacity: int, depth: int, *, batch: int | None = None, open_packs: int | None = None
 ) -> int:
-    """Packs of best fit: each sequence goes to the open pack that it fits most tightly; arguments as `count_first_fit`."""
+    """Return the number of packs that best fit needs. Each sequence goes to the open pack in which it leaves the least room.
+    The arguments are the same as for `count_first_fit`.
+    """
     batch, most = _limits(lengths.size, batch, open_packs)
     leaves = 1 << capacity.bit_length()
     return int(_best_fit(lengths, capacity, depth, batch, most, np.zeros(2 * leaves, np.bool_)))
 
 
 def sorted_in_batches(lengths: Int32Array, batch: int) -> Int32Array:
-    """The same lengths, longest first within each batch of so many: int32 [sequences]."""
+    """Return the lengths sorted in descending order within each batch of `batch` sequences: int32 [sequences]."""
     whole = lengths.size - lengths.size % batch
     full = np.sort(lengths[:whole].reshape(-1, batch), axis=1)[:, ::-1].ravel()
     return np.concatenate([full, np.sort(lengths[whole:])[::-1]])
 
 
 def _limits(sequences: int, batch: int | None, open_packs: int | None) -> tuple[int, int]:
+    """Return the number of sequences after which all packs are closed, and the largest number of open packs."""
     batch = min(batch or sequences, max(sequences, 1))
     return batch, min(open_packs or batch, batch)
 
@@ -169,7 +181,9 @@ def _limits(sequences: int, batch: int | None, open_packs: int | None) -> tuple[
 def _first_fit(
     lengths: Int32Array, capacity: int, depth: int, batch: int, most: int, room: Int32Array, depth_left: Int32Array
 ) -> int:
-    """`room` is a tree of maxima over the packs: node n has the children 2 n and 2 n + 1, the packs are its leaves."""
+    """Count the packs of first fit. `room` is a binary tree of maxima: the children of node n are 2 n and 2 n + 1, and the
+    leaves are the packs.
+    """
     leaves = depth_left.size
     packs, opened = 0, 0
     for index in range(lengths.size):
@@ -197,7 +211,7 @@ def _first_fit(
 
 @kernel
 def _mark(tree: BoolArray, leaf: int, present: bool) -> None:
-    """Say whether there are packs with this room, in a tree of `any`."""
+    """Store in a tree of "any" values whether there are packs with this amount of room."""
     tree[leaf] = present
     node = leaf // 2
     while node > 0:
@@ -207,7 +221,7 @@ def _mark(tree: BoolArray, leaf: int, present: bool) -> None:
 
 @kernel
 def _least_room(tree: BoolArray, length: int) -> int:
-    """The smallest room of at least `length` that some pack has; 0 if there is none."""
+    """Return the smallest amount of room of at least `length` that some pack has, or 0 if there is no such pack."""
     leaves = tree.size // 2
     node = leaves + length
     if tree[node]:
@@ -224,7 +238,9 @@ def _least_room(tree: BoolArray, length: int) -> int:
 
 @kernel
 def _best_fit(lengths: Int32Array, capacity: int, depth: int, batch: int, most: int, tree: BoolArray) -> int:
-    """Packs with the same room are a stack, linked from the one put last; `tree` says which rooms there are."""
+    """Count the packs of best fit. Packs with the same room form a linked stack, and `tree` marks which amounts of room
+    exist.
+    """
     leaves = tree.size // 2
     last = np.full(capacity + 1, -1, np.int64)
     below = np.zeros(most, np.int64)

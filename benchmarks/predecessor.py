@@ -1,9 +1,10 @@
-"""A stand-in for the predecessor's packing script, written from what its article says that it does.
+"""A stand-in for the packing script that Habana published, written from the description in its article.
 
-Two passes, record by record, in eager TensorFlow: the first reads every file with TFRecordDataset, parses
-each example and sums its input_mask; the second parses the examples of each pack again, joins their features
-in numpy, builds a tf.train.Example of the ten packed features and writes it with TFRecordWriter. What the
-predecessor spends on sending records between processes, and on solving, is left out: that is in its favour.
+Like Habana's script, the stand-in makes two passes in eager TensorFlow, record by record. The first pass reads every file
+with TFRecordDataset, parses each example, and sums its `input_mask`. The second pass parses the examples of each pack again,
+joins their features in numpy, builds a tf.train.Example with the ten packed features, and writes it with TFRecordWriter. The
+stand-in omits the time that Habana's script spends on sending records between processes and on planning, which favours
+Habana's script in the comparison.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ INT_FEATURES = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions",
 
 
 def histogram_pass(tensorflow: Any, file: Path, records: int) -> dict[int, list[Any]]:
-    """The first `records` records of `file`, by length, as the predecessor holds them in memory."""
+    """Read the first `records` records of `file`, and return them by length, in the form in which Habana's script holds them
+    in memory.
+    """
     by_length: dict[int, list[Any]] = defaultdict(list)
     for record in tensorflow.data.TFRecordDataset(str(file)).take(records):
         example = tensorflow.train.Example()
@@ -32,7 +35,7 @@ def histogram_pass(tensorflow: Any, file: Path, records: int) -> dict[int, list[
 def pack_pass(
     tensorflow: Any, packs: Sequence[Sequence[Any]], out: Path, max_sequence_length: int, max_predictions: int
 ) -> None:
-    """Join the records (EagerTensors) of each pack and write one example a pack."""
+    """Join the records (EagerTensors) of each pack, and write one example per pack."""
     with tensorflow.io.TFRecordWriter(str(out)) as writer:
         for records in packs:
             features = join([parse(tensorflow, record) for record in records], max_sequence_length, max_predictions)
@@ -40,7 +43,7 @@ def pack_pass(
 
 
 def parse(tensorflow: Any, record: Any) -> dict[str, np.ndarray]:
-    """One record as arrays."""
+    """Parse a record, and return its features as arrays."""
     example = tensorflow.train.Example()
     example.ParseFromString(record.numpy())
     feature = example.features.feature
@@ -50,7 +53,7 @@ def parse(tensorflow: Any, record: Any) -> dict[str, np.ndarray]:
 
 
 def join(sequences: list[dict[str, np.ndarray]], max_sequence_length: int, max_predictions: int) -> dict[str, np.ndarray]:
-    """The packed features of a few sequences."""
+    """Return the packed features of a few sequences."""
     packed = {
         name: np.zeros(max_sequence_length, np.int64) for name in ("input_ids", "input_mask", "segment_ids", "positions")
     }
@@ -80,7 +83,7 @@ def join(sequences: list[dict[str, np.ndarray]], max_sequence_length: int, max_p
 
 
 def as_example(tensorflow: Any, features: dict[str, np.ndarray]) -> Any:
-    """The features as a tf.train.Example."""
+    """Return the features as a tf.train.Example."""
     train = tensorflow.train
     message = {}
     for name, values in features.items():

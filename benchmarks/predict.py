@@ -1,10 +1,11 @@
-"""Embedding many texts: our packs beside our own unpacked rows, on four kinds of lengths.
+"""Compare embedding texts in packs with embedding unpacked rows, both with gaudi-bert, for four distributions of lengths.
 
     python benchmarks/predict.py [--layers 2] [--rounds 3]
 
-512 rows in batches of 64, the same random model (layers of 256) packed, and unpacked with each batch padded to its longest
-in order of arrival; by CPU time, on one thread. The goals of the first, second and fourth mix are what another packer
-reached on mixes of its own (GLiNER#292). `encoder.py` compares with sentence-transformers.
+The same random model (layers of size 256) processes 512 rows. Unpacked rows are computed in batches of 64 in input order,
+each padded to its longest row. The figures are ratios of CPU time on one thread. The goals of the first, second and fourth
+distribution are ratios that another packer reached on its own data (GLiNER#292). `encoder.py` compares gaudi-bert with
+sentence-transformers.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ MIX_GOALS = (">= 1.94", ">= 5.55", ">= 0.98", ">= 1.42")
 
 
 def one_thread() -> None:
-    """Bind this process to one thread of everything, before anything heavy is imported."""
+    """Limit all libraries to one thread. Call this function before heavy modules are imported."""
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ[name] = "1"
 
 
 def mixes(seed: int = 1) -> dict[str, np.ndarray]:
-    """Lengths of 512 rows, at most 512 tokens, of four kinds."""
+    """Return the lengths of 512 rows with at most 512 tokens, for each of four distributions."""
     random = np.random.default_rng(seed)
     one_long = random.integers(8, 48, MIX_ROWS)
     one_long[::17] = random.integers(448, 513, len(one_long[::17]))
@@ -45,7 +46,7 @@ def mixes(seed: int = 1) -> dict[str, np.ndarray]:
 
 
 def compare_mixes(rounds: int, layers: int) -> None:
-    """Packed beside unpacked, each batch of the latter padded to its longest, in order of arrival."""
+    """Compare packs with unpacked batches, which are padded to their longest row, in input order."""
     from gaudi_bert.engines.tensorflow import set_tensorflow_environment
 
     set_tensorflow_environment()
@@ -89,13 +90,15 @@ def compare_mixes(rounds: int, layers: int) -> None:
 
 
 def measure_mix(sequences: Any, packed: Any, batches: Any, rounds: int) -> tuple[list[float], float]:
-    """CPU time of the unpacked batches / of the packs, in turn; and the largest difference of what they give."""
+    """Return the ratios of the CPU time of unpacked batches to that of packs, measured in turn, and the largest difference
+    between their outputs.
+    """
 
     def run_packed() -> np.ndarray:
         return packed[0].run(sequences, packed[1])
 
     def run_unpacked() -> np.ndarray:
-        return sum(each.run(sequences, plan) for each, plan in batches)  # rows that are not of a batch are 0
+        return sum(each.run(sequences, plan) for each, plan in batches)  # each batch sets all other rows to 0
 
     difference = float(np.abs(run_packed() - run_unpacked()).max())
     ratios = []
@@ -107,10 +110,10 @@ def measure_mix(sequences: Any, packed: Any, batches: Any, rounds: int) -> tuple
 
 
 def main() -> None:
-    """Measure the mixes."""
+    """Parse the command line, and measure all distributions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=2, help="of the model")
+    parser.add_argument("--layers", type=int, default=2, help="number of layers of the model")
     options = parser.parse_args()
     one_thread()
     show_processor()

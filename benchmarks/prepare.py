@@ -1,14 +1,15 @@
-"""How fast text becomes pretraining examples, beside Google's own script and beside the tokenizer alone.
+"""Measure how fast `prepare` turns text into pretraining examples, compared with Google's script and with the tokenizer
+alone.
 
     pip install --no-deps --target GOOGLE tf-models-official==2.15.0 sentencepiece
     python benchmarks/prepare.py [--google GOOGLE] [--pairs 5] [--megabytes 1] [--duplicates 5]
 
-All three work on the same sentences with the same vocabulary, on one thread: `prepare` whole, from the text file
-to finished files; `create_pretraining_data.py` from its `create_training_instances` to its closed files; the tokenizer's
-`encode_batch_fast` on the sentences in memory. Each measurement is a process of its own, which first does the same on a few
-other sentences, so that nothing is loaded, compiled or remembered while the time is taken. Times are of the processor.
-The text is the wiki-sample where `GAUDI_BERT_SHARED` has it (repeated, with its words changed, above 2 MB), else Python's
-own documentation.
+All three programs process the same sentences with the same vocabulary on one thread. `prepare` is measured completely, from
+the text file to the finished files. `create_pretraining_data.py` is measured from `create_training_instances` until its
+files are closed. The tokenizer is measured as `encode_batch_fast` on the sentences in memory. Each measurement is a process
+of its own, which first processes a few other sentences, so that no loading, compilation or caching is measured. The figures
+are CPU times. If the folder of `GAUDI_BERT_SHARED` contains the wiki-sample, the text is the wiki-sample (above 2 MB, it is
+repeated with different words). Otherwise, the text is Python's own documentation.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ QUIET = Reporter(quiet=True)
 
 
 def real_text() -> list[list[str]]:
-    """Documents of sentences."""
+    """Return documents as lists of sentences."""
     from gaudi_bert.corpus.documents import detect_text_format, find_sources, read_documents
     from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
 
@@ -48,12 +49,14 @@ def real_text() -> list[list[str]]:
 
 
 def write_texts(folder: Path, megabytes: float) -> int:
-    """Write text.txt of about `megabytes`, other.txt of its last documents, and vocab.txt; the bytes of text.txt."""
+    """Write text.txt of about `megabytes` MB, other.txt with the last documents, and vocab.txt. Return the size of text.txt
+    in bytes.
+    """
     documents = real_text()
     kept, size, copy = [], 0, 0
     while size < megabytes * 1e6:
         for document in documents[:-3]:
-            # A copy has words that no other copy has, as more text of the same kind would.
+            # Change the words of each copy, because more text of the same kind would also contain more different words.
             text = "\n".join(document) if not copy else "\n".join(line.replace("e", f"e{copy}", 7) for line in document)
             kept.append(text)
             size += len(text.encode("utf-8")) + 2
@@ -69,7 +72,7 @@ def write_texts(folder: Path, megabytes: float) -> int:
 
 
 def ours(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
-    """Make all examples of a text; how many there are."""
+    """Return a function that makes all examples of a text with `prepare`, and returns their number."""
 
     def run(name: str) -> int:
         settings = PrepareSettings(
@@ -88,7 +91,7 @@ def ours(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
 
 
 def script(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
-    """The same by Google's script."""
+    """Return a function that makes all examples of a text with Google's script, and returns their number."""
     import random
 
     sys.path.append(google)
@@ -118,7 +121,7 @@ def script(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
 
 
 def tokenizer_alone(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
-    """Only the tokens of all sentences, once."""
+    """Return a function that tokenizes all sentences of a text once, and returns the number of tokens."""
     from gaudi_bert.corpus.vocabulary import _make_wordpiece_tokenizer, read_vocabulary
 
     tokenizer = _make_wordpiece_tokenizer(read_vocabulary(folder / "vocab.txt").tokens, lower_case=True)
@@ -137,7 +140,7 @@ KINDS = {"ours": ours, "script": script, "tokenizer": tokenizer_alone}
 
 
 def measure_here(kind: str, folder: Path, duplicates: int, google: str) -> None:
-    """Print the processor's seconds and the count of one run."""
+    """Measure one run in this process, and print its CPU seconds and its count as JSON."""
     run = KINDS[kind](folder, duplicates, google)
     run("other")
     started = time.process_time()
@@ -146,7 +149,7 @@ def measure_here(kind: str, folder: Path, duplicates: int, google: str) -> None:
 
 
 def measure(kind: str, folder: Path, duplicates: int, google: str) -> dict[str, float]:
-    """One run in a process of its own, on one thread."""
+    """Measure one run in a process of its own, on one thread."""
     command = [sys.executable, __file__, "--kind", kind, "--folder", str(folder), "--google", google]
     one_thread = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment = {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
@@ -158,7 +161,7 @@ def measure(kind: str, folder: Path, duplicates: int, google: str) -> dict[str, 
 
 
 def compare(folder: Path, size: int, pairs: int, duplicates: int, google: str) -> None:
-    """Print what each takes and the ratios of neighbours."""
+    """Print the speed of each program and the ratios of the times in each round."""
     kinds = [kind for kind in KINDS if kind != "script" or google]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(pairs):
@@ -176,9 +179,9 @@ def compare(folder: Path, size: int, pairs: int, duplicates: int, google: str) -
 
 
 def main() -> None:
-    """Measure as the command line says."""
+    """Parse the command line, and measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--google", default="", help="folder that holds tf-models-official and sentencepiece")
+    parser.add_argument("--google", default="", help="folder that contains tf-models-official and sentencepiece")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--megabytes", type=float, default=1.0)
     parser.add_argument("--duplicates", type=int, default=5)

@@ -1,10 +1,10 @@
-"""What the record engine does per second, beside a stand-in for the predecessor and beside `cp`, and in how much memory.
+"""Measure the speed and the memory of packing records, compared with a stand-in for Habana's packing script and with `cp`.
 
     python benchmarks/records.py [--folder DIR] [--rounds N] [--only passes,job,memory,processes,groups]
 
-Data: 8 files of 20,000 unpacked examples (400 MB), lengths drawn from the wikipedia-512 histogram with a fixed seed. What is
-compared alternates in one process, round by round; printed are medians and the range. Ratios of CPU time per record are the
-figures to hold to; wall time depends on what else the machine does.
+The data are 8 files of 20,000 unpacked examples (400 MB), whose lengths are drawn from the histogram wikipedia-512 with a
+fixed seed. The compared programs run in turn in one process, round by round. The benchmark prints the medians and ranges.
+Ratios of CPU time per record should not get worse, whereas elapsed times depend on what else the machine is doing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PREDECESSOR_RECORDS, PREDECESSOR_PACKS = 3000, 1000
 
 
 def main() -> None:
-    """Run the parts that are asked for, one after the other."""
+    """Parse the command line, and run the selected parts one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gaudi-bert-bench-records")
     parser.add_argument("--rounds", type=int, default=7)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 class Predecessor:
-    """The stand-in's two passes on a sample, per record."""
+    """The two passes of the stand-in for Habana's script, applied to a sample of the records."""
 
     def __init__(self, records: Path, folder: Path, packs: Sequence[Sequence[bytes]]) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -67,18 +67,18 @@ class Predecessor:
         self.sequences = sum(len(pack) for pack in packs)
 
     def histogram(self) -> tuple[float, float]:
-        """CPU and wall seconds per record of its first pass."""
+        """Return the CPU and elapsed seconds per record of the first pass."""
         cpu, wall = timed(lambda: histogram_pass(self.tensorflow, self.file, PREDECESSOR_RECORDS))
         return cpu / PREDECESSOR_RECORDS, wall / PREDECESSOR_RECORDS
 
     def pack(self) -> tuple[float, float]:
-        """CPU and wall seconds per record of its second pass."""
+        """Return the CPU and elapsed seconds per record of the second pass."""
         cpu, wall = timed(lambda: pack_pass(self.tensorflow, self.packs, self.out, LENGTH, MAX_PREDICTIONS))
         return cpu / self.sequences, wall / self.sequences
 
 
 class Engine:
-    """Our passes over one group, in one thread."""
+    """The passes of gaudi-bert over one group, in one thread."""
 
     def __init__(self, records: Path, planned: Path) -> None:
         from gaudi_bert.artefacts.plan import WritablePlan
@@ -110,7 +110,9 @@ class Engine:
         self.scan_in_memory()
 
     def read_and_scan(self) -> None:
-        """The histogram pass: every file in 1 MiB pieces, both CRCs and every value checked, lengths counted."""
+        """Run the histogram pass: read every file in pieces of 1 MiB, check both CRCs and every value, and count the
+        lengths.
+        """
         from gaudi_bert.tfrecords.scan import RecordScan, UnpackedFormat, allocate_scan_buffer
 
         buffer = allocate_scan_buffer()
@@ -121,20 +123,20 @@ class Engine:
                 counts += np.bincount(indexed.index.lengths[: indexed.rows], minlength=LENGTH + 1)
 
     def scan_in_memory(self) -> None:
-        """The same without reading: the bytes are in memory already."""
+        """Run the histogram pass on records that are already in memory."""
         from gaudi_bert.tfrecords.scan import UnpackedFormat
 
         for index in self.indexes:
             UnpackedFormat(self.unpacked_schema, index).validate_and_collect_records(0, index.buffer.size)
 
     def encode(self) -> None:
-        """The pack pass: every pack of the group as a TFRecord, into a buffer."""
+        """Run the packing pass: encode every pack of the group as a TFRecord in a buffer."""
         pack = 0
         while pack < self.packs:
             _, pack, _ = self.encoder.encode_packs(pack, self.packs, self.out, self.record_index)
 
     def encode_and_write(self, path: Path) -> None:
-        """The same, written to a file."""
+        """Run the packing pass, and write the records to a file."""
         pack = 0
         with path.open("wb", buffering=0) as handle:
             while pack < self.packs:
@@ -142,12 +144,13 @@ class Engine:
                 handle.write(self.out[:size].data)
 
     def some_packs(self, count: int) -> list[list[bytes]]:
-        """The unpacked records of the first packs."""
+        """Return the unpacked records of the first packs."""
         starts, members = self.assignment.starts, self.assignment.members
         packs = [members[starts[pack] : starts[pack + 1]] for pack in range(count)]
         return [[self._payload(int(member)) for member in pack] for pack in packs]
 
     def _payload(self, member: int) -> bytes:
+        """Return the payload of a record in the group."""
         number = 0
         while member >= self.indexes[number].offsets.size:
             member -= self.indexes[number].offsets.size
@@ -158,7 +161,7 @@ class Engine:
 
 
 def passes(folder: Path, rounds: int) -> None:
-    """Each pass per core, against the predecessor's, CPU time per record."""
+    """Compare the CPU time per record of each pass with that of Habana's script, on one core."""
     records, planned = prepared(folder)
     engine = Engine(records, planned)
     sequences, megabytes = FILES * SEQUENCES_PER_FILE, sum(map(os.path.getsize, engine.files)) / 1e6
@@ -191,10 +194,10 @@ def passes(folder: Path, rounds: int) -> None:
 
 
 def job(folder: Path, rounds: int) -> None:
-    """Read, scan, assign, pack, write: the stage `write`, against both passes of the predecessor and `cp`.
+    """Compare the stage `write` (read, scan, assign, pack, write) with both passes of Habana's script and with `cp`.
 
-    `write` flushes every shard to the disk before it is given its name. `cp` does not, so the copy is timed with and without
-    a flush, and `write` as well.
+    `write` flushes every shard to the disk before it renames the shard to its final name, but `cp` does not. Therefore both
+    programs are measured with and without flushing.
     """
     from gaudi_bert.tfrecords.write import write_packed_records
 
@@ -223,7 +226,7 @@ def job(folder: Path, rounds: int) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             os.sync()
             seconds = way()
-            if turn:  # the first round only warms up
+            if turn:  # the first round is a warm-up
                 cpu[name][turn - 1], wall[name][turn - 1] = seconds
     print(f"\nWhole job, {FILES * SEQUENCES_PER_FILE:,} records, the plan being there: read, scan, assign, pack, write")
     show("our CPU, 1 thread", cpu["one"], "s")

@@ -1,4 +1,6 @@
-"""Seeded unpacked examples with the lengths of a histogram, as files for the benchmarks."""
+"""Create files of unpacked examples for the benchmarks. The examples have random tokens, and lengths from a published
+histogram.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ CLS, SEP, VOCABULARY = 101, 102, 30522
 
 
 def draw_lengths(count: int, seed: int) -> np.ndarray:
-    """`count` sequence lengths, independent draws from the histogram."""
+    """Draw `count` independent sequence lengths from the histogram."""
     counts = np.array(json.loads(HISTOGRAM.read_text(encoding="utf-8"))["counts"], float)
     return np.random.default_rng(seed).choice(np.arange(1, counts.size + 1), size=count, p=counts / counts.sum())
 
 
 def make_example(length: int, max_sequence_length: int, rng: np.random.Generator, vocabulary: int = VOCABULARY) -> bytes:
-    """One serialised example with `length` tokens, 15 % of them masked."""
+    """Return a serialized example with `length` random tokens, of which 15 % are masked."""
     masked = min(MAX_PREDICTIONS, max(1, round(length * MASKED_SHARE)))
     boundary = int(rng.integers(1, max(2, length - 1)))
     positions = np.sort(rng.permutation(np.arange(1, max(2, length)))[:masked])
@@ -50,7 +52,7 @@ def make_example(length: int, max_sequence_length: int, rng: np.random.Generator
 
 
 def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max_sequence_length: int = 512) -> list[Path]:
-    """Write `files` TFRecord files; those that are there from an earlier run are kept."""
+    """Write `files` TFRecord files, and return their paths. Files from an earlier run are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number in range(files):
@@ -68,7 +70,7 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
 
 
 def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
-    """The unpacked records and a plan for them."""
+    """Write unpacked records and a packing plan for them, and return the paths of both."""
     from gaudi_bert.tfrecords.plan import count_records, plan_packs
 
     records = folder / "unpacked"

@@ -1,4 +1,6 @@
-"""Memory, processes and groups of the record engine: parts of `benchmarks/records.py`."""
+"""Measure the memory, the parallel speed-up and the effect of groups when records are packed. These are parts of
+`benchmarks/records.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ GROUPS_PACKED, GROUP_SEQUENCES = 30, 100_000
 
 
 def memory(folder: Path, rounds: int) -> None:
-    """Peak memory of histogram, write and verify on 4 and 16 groups, against the bound."""
+    """Measure the peak memory of histogram, plan, write and verify on 4 and on 16 groups, and compare it with an upper
+    bound.
+    """
     del rounds
     threads = min(2, os.cpu_count() or 1)
     print("\nPeak memory (resident), each stage as its command")
@@ -45,7 +49,7 @@ def memory(folder: Path, rounds: int) -> None:
 
 
 class Writer:
-    """A process that writes its share of the groups."""
+    """Writes one part of the groups in a process of its own."""
 
     def __init__(self, records: Path, planned: Path, packed: Path, part: tuple[int, int], workers: int) -> None:
         from gaudi_bert.artefacts.results import StageRun
@@ -54,13 +58,13 @@ class Writer:
         self._write = lambda: write_packed_records(records, planned, packed, StageRun(QUIET, workers=workers, part=part))
 
     def run(self, times: int) -> None:
-        """Write the share so often."""
+        """Write the part a number of times."""
         for _ in range(times):
             self._write()
 
 
 def processes(folder: Path, rounds: int) -> None:
-    """Wall time of one process, of two (`--shard K/2`), and of one with two threads."""
+    """Measure the elapsed time of one process, of two processes (`--shard K/2`), and of one process with two threads."""
     records, planned = prepared(folder, group_sequences=SEQUENCES_PER_FILE)
     packed = folder / "packed"
     kinds = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
@@ -76,7 +80,7 @@ def processes(folder: Path, rounds: int) -> None:
                 os.sync()
                 started = time.perf_counter()
                 list(pool.map(lambda writer: writer.timed(1), writers))
-                if turn:  # in the first round the processes start, and load what is compiled
+                if turn:  # the first round is a warm-up, in which processes start and load compiled code
                     figures[name].append(time.perf_counter() - started)
     print("\nWriting 8 groups, from when all processes are ready (numba loaded) to when the last is done")
     for name, values in figures.items():
@@ -87,7 +91,8 @@ def processes(folder: Path, rounds: int) -> None:
 
 
 def groups(folder: Path, rounds: int) -> None:
-    """Efficiency of packing groups of 100,000 within themselves, against packing all of Wikipedia at once."""
+    """Compare the efficiency of packing separate groups of 100,000 sequences with that of packing all of Wikipedia at once.
+    """
     del folder, rounds
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.histogram import Histogram

@@ -1,10 +1,11 @@
-"""Rows of several lengths beside rows of one length and dynamic padding: CPU seconds of training steps of a long encoder.
+"""Compare training a long encoder in rows of several lengths with rows of one length and with dynamic padding, by CPU time.
 
     python benchmarks/row_lengths.py [--cases pairs texts | all] [--rounds 3] [--sequences 32 | --tokens 8192]
 
-A random ModernBERT of 8,192 positions (4 layers of 256, local and global) classifies random sequences. Each way computes the
-same sequences as one update (the first loss of each is printed), in a process of its own on one thread, in turn. Padded
-batches are those of `transformers`: random order, each of eight sequences padded to its longest.
+A random ModernBERT with 8,192 positions (4 layers of size 256, with local and global attention) classifies random sequences.
+Each method processes the same sequences in one update (the first loss of each method is printed), in a process of its own on
+one thread, and the methods run in turn. Padded batches are computed as in `transformers`: in random order, eight sequences
+at a time, each batch padded to its longest sequence.
 """
 
 from __future__ import annotations
@@ -30,26 +31,29 @@ _Lengths = Callable[[np.random.Generator, int], IntArray]
 
 
 def log_uniform(low: int, high: int) -> _Lengths:
-    """Lengths of which each doubling is as frequent."""
+    """Return a function that draws lengths with a log-uniform distribution, so that each doubling of the length is equally
+    likely.
+    """
     return lambda random, count: np.exp(random.uniform(np.log(low), np.log(high), count)).astype(np.int64)
 
 
 def uniform(low: int, high: int) -> _Lengths:
-    """Lengths of which each is as frequent."""
+    """Return a function that draws lengths with a uniform distribution."""
     return lambda random, count: random.integers(low, high + 1, count)
 
 
 def lognormal(median: int, spread: float) -> _Lengths:
-    """Lengths as those of documents, at most the model's positions."""
+    """Return a function that draws log-normal lengths, like those of documents, up to the model's number of positions."""
     return lambda random, count: np.clip(random.lognormal(np.log(median), spread, count), 8, POSITIONS).astype(np.int64)
 
 
 def mixed(share: float, one: _Lengths, other: _Lengths) -> _Lengths:
-    """A share of one kind, and the rest of another."""
+    """Return a function that draws a fraction `share` of the lengths from one distribution, and the rest from another."""
     return lambda random, count: np.where(random.random(count) < share, one(random, count), other(random, count))
 
 
-# The name of a case, its lengths, and the lengths of rows that it is compared with.
+# For each case, a function that draws the lengths, and the single row lengths with which the chosen row lengths are
+# compared.
 CASES: dict[str, tuple[_Lengths, tuple[int, ...]]] = {
     "pairs": (log_uniform(50, 6000), ()),
     "texts": (uniform(100, 400), (512,)),
@@ -67,7 +71,7 @@ CASES: dict[str, tuple[_Lengths, tuple[int, ...]]] = {
 
 
 def sequences_of(lengths: IntArray) -> Sequences:
-    """Random tokens, of two classes."""
+    """Return sequences of random tokens with the given lengths, each with one of two labels."""
     random, tokens = np.random.default_rng(1), int(lengths.sum())
     return Sequences(
         row=np.arange(len(lengths)),
@@ -79,7 +83,7 @@ def sequences_of(lengths: IntArray) -> Sequences:
 
 
 def write_model(folder: Path) -> None:
-    """Random weights without dropout."""
+    """Write a model folder with random weights and without dropout."""
     import torch
     import transformers
 
@@ -101,7 +105,7 @@ def write_model(folder: Path) -> None:
 
 
 def chosen_rows(lengths: IntArray, given: tuple[int, ...] | None) -> RowLengths:
-    """The rows of the sequences: of given lengths, or of those that cost least."""
+    """Pack the sequences into rows of the given lengths, or into rows of the cheapest lengths, and return the packings."""
     counts = np.bincount(lengths)[1:]
     return choose_row_lengths(
         counts,
@@ -113,7 +117,7 @@ def chosen_rows(lengths: IntArray, given: tuple[int, ...] | None) -> RowLengths:
 
 
 class Packed:
-    """Ours: an update of all sequences."""
+    """Trains with gaudi-bert. One update contains all sequences."""
 
     def __init__(self, model: Path, lengths: IntArray, given: tuple[int, ...] | None) -> None:
         from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
@@ -143,14 +147,16 @@ class Packed:
         assert sum(int(batch["sequence_weights"].sum()) for batch in self._batches) == len(lengths)
 
     def run(self, updates: int) -> None:
-        """Do so many."""
+        """Run a number of updates."""
         for update in range(updates):
             sums = self._step.run_update(self._batches, update + 1, RATE)()
             print(f"    rows of {self._name}: loss {sums[0] / sums[1]:.6f}", flush=True)
 
 
 class Padded:
-    """`transformers`: batches of eight, padded to their longest, accumulated."""
+    """Trains with `transformers`. An update accumulates the gradients of batches of eight sequences, each padded to its
+    longest.
+    """
 
     def __init__(self, model: Path, lengths: IntArray) -> None:
         import torch
@@ -172,7 +178,7 @@ class Padded:
         self._count = len(lengths)
 
     def run(self, updates: int) -> None:
-        """Do so many."""
+        """Run a number of updates."""
         import torch
 
         for _ in range(updates):
@@ -189,7 +195,7 @@ class Padded:
 
 
 def compare(name: str, count: int, rounds: int, model: Path) -> None:
-    """One case, of so many sequences."""
+    """Measure and print one case with a number of sequences."""
     make, given = CASES[name]
     lengths = make(np.random.default_rng(5), count)
     rows = chosen_rows(lengths, None)
@@ -205,12 +211,12 @@ def compare(name: str, count: int, rounds: int, model: Path) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the command line, and measure the selected cases."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", nargs="+", choices=[*CASES, "all"], default=["pairs", "texts"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--tokens", type=int, help="about so many in a case, but at least two padded batches")
+    parser.add_argument("--tokens", type=int, help="approximate number of tokens in a case, but at least two padded batches")
     options = parser.parse_args()
     show_processor()
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +226,7 @@ def main() -> None:
 
 
 def _sequences(name: str, options: argparse.Namespace) -> int:
-    """As many as were named, or as hold about the tokens that were."""
+    """Return the number of sequences from the command line, or the number that contains about the given number of tokens."""
     mean = CASES[name][0](np.random.default_rng(5), 1000).mean()
     return int(options.sequences if options.tokens is None else max(2 * BATCH, options.tokens // mean))
 

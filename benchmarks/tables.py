@@ -1,4 +1,5 @@
-"""Packing a table, beside pyarrow reading and writing the same rows; CPU seconds of all threads, alternating.
+"""Compare `pack` of a table with pyarrow reading and writing the same rows, by the CPU time of all threads. The two programs
+run in turn.
 
 python benchmarks/tables.py [--rows N] [--rounds N] [--algorithms A,B]
 """
@@ -27,7 +28,9 @@ COMPRESSION = "zstd"
 
 
 def make_table(rows: int, mean: float, most: int, seed: int, labelled: float = 2 / 3) -> Any:
-    """Token ids as texts have them (few are frequent), and labels, of which the others are ignored."""
+    """Return a table of token ids that are distributed like those of texts (a few are frequent), with labels. A fraction
+    `labelled` of the labels equals the token id, and all other labels are -100.
+    """
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(np.log(mean), 0.6, rows).astype(np.int64), 4, most)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -39,7 +42,7 @@ def make_table(rows: int, mean: float, most: int, seed: int, labelled: float = 2
 
 
 def copy_by_pyarrow(source: Path, target: Path) -> None:
-    """Read the rows and write them again, row group by row group."""
+    """Read the rows and write them again, one row group at a time."""
     table = parquet.ParquetFile(source)
     with parquet.ParquetWriter(target, table.schema_arrow, compression=COMPRESSION) as writer:
         for number in range(table.num_row_groups):
@@ -47,13 +50,13 @@ def copy_by_pyarrow(source: Path, target: Path) -> None:
 
 
 def pack(source: Path, out: Path, **settings: Any) -> Any:
-    """One packing of its own, from the start."""
+    """Pack the table into an empty output folder."""
     shutil.rmtree(out, ignore_errors=True)
     return pack_table(source, out, TableSettings(max_sequence_length=SLOTS, **settings), StageRun(QUIET, workers=1))
 
 
 def full_output(folder: Path, rows: int, rounds: int, algorithms: list[str]) -> None:
-    """Rows a CPU second of the full output, beside pyarrow reading and writing the same rows."""
+    """Compare the rows per CPU second of `pack` with those of pyarrow reading and writing the same rows."""
     source, copy = folder / "rows.parquet", folder / "copy.parquet"
     parquet.write_table(make_table(rows, 300, SLOTS, seed=2), source, compression=COMPRESSION, row_group_size=20_000)
     pack(source, folder / "packed")
@@ -73,11 +76,11 @@ def full_output(folder: Path, rows: int, rounds: int, algorithms: list[str]) -> 
 
 
 def main() -> None:
-    """All of it."""
+    """Parse the command line, and print the figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--algorithms", default="lpfhp,optimal", help="of the full output")
+    parser.add_argument("--algorithms", default="lpfhp,optimal", help="packing algorithms to compare")
     given = parser.parse_args()
     show_processor()
     with tempfile.TemporaryDirectory() as name:

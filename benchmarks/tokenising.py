@@ -1,11 +1,13 @@
-"""How fast `tokenize` makes tables of texts, beside the tokenizer's own batches on the same texts in memory.
+"""Measure how fast `tokenize` makes tables from texts, compared with batch encoding by the tokenizer on the same texts in
+memory.
 
     python benchmarks/tokenising.py [--megabytes 200] [--rounds 3]
 
-The text is JSON lines: documents of the wiki-sample where `GAUDI_BERT_SHARED` has it, else of Python's documentation,
-repeated with other words. The tokenizer is a byte-level BPE of 16,000 tokens, trained on them. Each measurement is a process
-of its own, in turn: `tokenize` whole, from the file to finished tables, with its start-up; `encode_batch_fast` and
-`encode_batch`, 1,000 texts at a time, without reading or writing. Times are of all processors; memory is `tokenize`'s peak.
+The text is JSON lines. If the folder of `GAUDI_BERT_SHARED` contains the wiki-sample, its documents are used, and otherwise
+Python's documentation. The documents are repeated with different words. The tokenizer is a byte-level BPE with 16,000 tokens
+that is trained on these documents. Each measurement is a process of its own, and the measurements run in turn. `tokenize` is
+measured completely, from the file to finished tables, including its start-up. `encode_batch_fast` and `encode_batch` process
+1,000 texts at a time, without reading or writing files. All programs use all cores. The memory is the peak of `tokenize`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ LENGTH, VOCABULARY, BATCH = 512, 16_000, 1000
 
 
 def byte_level_bpe(texts: list[str], size: int) -> Tokenizer:
-    """A byte-level BPE in RoBERTa's form, trained on texts."""
+    """Train a byte-level BPE tokenizer with RoBERTa's special tokens on texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -42,7 +44,7 @@ def byte_level_bpe(texts: list[str], size: int) -> Tokenizer:
 
 
 def write_texts(folder: Path, megabytes: float) -> None:
-    """texts.jsonl and tokenizer.json."""
+    """Write texts.jsonl and tokenizer.json."""
     documents = ["\n".join(document) for document in real_text()]
     tokenizer = byte_level_bpe(documents, VOCABULARY)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -58,7 +60,7 @@ def write_texts(folder: Path, megabytes: float) -> None:
 
 
 def ours(folder: Path) -> tuple[float, float]:
-    """CPU and wall seconds of `tokenize`, without start-up."""
+    """Return the CPU and elapsed seconds of `tokenize`, without the start of its process."""
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.tables.tokenize import tokenize_texts
 
@@ -69,7 +71,7 @@ def ours(folder: Path) -> tuple[float, float]:
 
 
 def library(folder: Path, method: str) -> tuple[float, float]:
-    """CPU and wall seconds of the library's own batches."""
+    """Return the CPU and elapsed seconds of batch encoding with a method of the library `tokenizers`."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     encode = getattr(tokenizer, method)
     cpu = wall = 0.0
@@ -81,13 +83,13 @@ def library(folder: Path, method: str) -> tuple[float, float]:
 
 
 def measure(folder: Path, what: str) -> tuple[float, float, float]:
-    """CPU seconds, wall seconds and peak MiB of a measurement in a process of its own."""
+    """Run a measurement in a process of its own, and return its CPU seconds, elapsed seconds and peak memory in MiB."""
     command = [sys.executable, __file__, "--measure", what, "--folder", str(folder)]
     return tuple(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
 def main() -> None:
-    """Measure in turn, and print."""
+    """Parse the command line, measure all programs in turn, and print the figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=float, default=200)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,5 @@
-"""The same training step by others on PyTorch: Hugging Face's transformers on padded rows, and Habana's model on packs."""
+"""The same training step in other PyTorch programs: transformers of Hugging Face on padded rows, and Habana's BERT on packs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 class _PeerTrainer:
-    """AdamW, gradients clipped, dropout on; batches are tensors from the start, so reading costs nothing here."""
+    """A training loop with AdamW, gradient clipping and dropout. All batches are tensors in memory before training starts,
+    so reading data costs no time.
+    """
 
     _is_bfloat16 = False
 
@@ -33,7 +36,7 @@ class _PeerTrainer:
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
 
     def run(self, updates: int) -> None:
-        """Do so many updates."""
+        """Train for a number of updates."""
         for _ in range(updates):
             batch = self._batches[self._update % len(self._batches)]
             self._update += 1
@@ -45,17 +48,18 @@ class _PeerTrainer:
             self._optimizer.step()
 
     def _loss(self, batch: Tensors) -> torch.Tensor:
+        """Return the loss of a batch."""
         raise NotImplementedError
 
 
 class TransformersTrainer(_PeerTrainer):
-    """`BertForPreTraining` with its default attention.
+    """Train `BertForPreTraining` with its default attention.
 
     Args:
-        config: of the model, the same as ours.
-        batches: unpacked batches.
-        masked_positions_only: compute the masked-LM head where a token is masked, not at every position.
-        precision: bfloat16 computes the loss under autocast.
+        config: The config of the model, the same as for gaudi-bert.
+        batches: Unpacked batches.
+        masked_positions_only: Compute the masked-LM head only at masked positions instead of all positions.
+        precision: With bfloat16, the loss is computed under autocast.
     """
 
     def __init__(
@@ -78,12 +82,13 @@ class TransformersTrainer(_PeerTrainer):
 
 
 class VendorTrainer(_PeerTrainer):
-    """`BertForPreTraining` of Habana's `PyTorch/nlp/bert`, as its `run_pretraining.py` calls it, from a user's checkout.
+    """Train `BertForPreTraining` of Habana's `PyTorch/nlp/bert` in the way in which `run_pretraining.py` of Habana calls it.
+    The code is in a local checkout.
 
     Args:
-        folder: holds `modeling.py`.
-        config: of the model, the same as ours.
-        batches: packed batches of depth 3.
+        folder: The folder that contains `modeling.py`.
+        config: The config of the model, the same as for gaudi-bert.
+        batches: Packed batches of depth 3.
     """
 
     def __init__(self, folder: Path, config: BertConfig, batches: Sequence[Batch]) -> None:
@@ -91,7 +96,8 @@ class VendorTrainer(_PeerTrainer):
             raise SystemExit(
                 f"--vendor {folder}: no modeling.py in it; give the folder PyTorch/nlp/bert of Model-References"
             )
-        # The module that it downloads weights with is not needed, and stood in for.
+        # modeling.py imports a module that downloads weights. The module is not needed here, so replace it with an empty
+        # one.
         downloads = types.ModuleType("file_utils")
         downloads.cached_path = None  # type: ignore[attr-defined]
         sys.modules["file_utils"] = downloads
@@ -114,7 +120,7 @@ class VendorTrainer(_PeerTrainer):
 
 
 def padded_tensors(batch: Batch) -> Tensors:
-    """An unpacked batch as transformers takes it, and where tokens are masked."""
+    """Return an unpacked batch as the inputs of transformers, and the positions of its masked tokens."""
     rows, slots = np.nonzero(batch["masked_lm_weights"] > 0)
     return _tensors(
         input_ids=batch["input_ids"],
@@ -128,7 +134,7 @@ def padded_tensors(batch: Batch) -> Tensors:
 
 
 def packed_tensors(batch: Batch) -> Tensors:
-    """A packed batch as Habana's model takes it."""
+    """Return a packed batch as the inputs of Habana's model."""
     return _tensors(
         input_ids=batch["input_ids"],
         token_type_ids=batch["segment_ids"],
@@ -141,7 +147,7 @@ def packed_tensors(batch: Batch) -> Tensors:
 
 
 def _labels(batch: Batch) -> np.ndarray:
-    """The ids of masked tokens at their positions: int64 [B, L]."""
+    """Return the original ids of masked tokens at their positions, and -100 elsewhere: int64 [B, L]."""
     rows, slots = np.nonzero(batch["masked_lm_weights"] > 0)
     labels_BL = np.full(batch["input_ids"].shape, IGNORED)
     labels_BL[rows, batch["masked_lm_positions"][rows, slots]] = batch["masked_lm_ids"][rows, slots]

@@ -1,4 +1,4 @@
-"""A command and all its processes, watched from outside: time, memory, files, bytes read."""
+"""Run a command and measure the time, memory, open files and disk reads of all its processes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ _LOOK_SECONDS = 0.05
 
 @dataclass
 class Watched:
-    """What a command took.
+    """The resources that a command used.
 
     Attributes:
-        code: its exit code; negative where a signal ended it.
-        wall, cpu: seconds; those of the processor over all its processes that were seen.
-        peak: MiB of the largest of its processes: its own memory and the pages of mapped files.
-        own_peak: MiB of its own memory alone, of the largest.
-        files: the most files that one of its processes had open or mapped at once.
-        read: MiB that came from the disk, not from the page cache, over all processes.
-        cpu_of, read_of: the same by process, as they were last seen.
+        code: The exit code, which is negative if a signal ended the command.
+        wall, cpu: The elapsed seconds, and the CPU seconds of all processes that were seen.
+        peak: The peak resident memory in MiB of the largest process, including the pages of mapped files.
+        own_peak: The peak memory in MiB of the largest process, without mapped files.
+        files: The largest number of files that one process had open or mapped at the same time.
+        read: The MiB that all processes together read from the disk and not from the page cache.
+        output: The standard output and standard error of the command.
+        cpu_of, read_of: The last known values of `cpu` and `read` of each process.
     """
 
     code: int = 0
@@ -50,10 +51,14 @@ def watch(
     open_files: int | None = None,
     kill_when: Callable[[], bool] | None = None,
 ) -> Watched:
-    """Run a command to its end, or kill all its processes at once when `kill_when` says so.
+    """Run a command until it ends, or kill all its processes as soon as `kill_when` returns True. Return the resources that
+    it used.
 
     Args:
-        open_files: the limit on open files of each process, as `ulimit -n` sets it.
+        command: The command and its arguments.
+        environment: Additional environment variables.
+        open_files: The limit on the number of open files per process, as set by `ulimit -n`.
+        kill_when: A function that is called repeatedly.
     """
 
     def limit() -> None:
@@ -73,7 +78,8 @@ def watch(
         lines: list[str] = []
         reader = threading.Thread(target=lambda: lines.extend(process.stdout), daemon=True)
         reader.start()
-        # Its exit is noticed before its facts are gone: a process that has ended stays in /proc until it is waited for.
+        # A process that has ended stays in /proc until its parent waits for it. Detect the exit without waiting, so that the
+        # last values can still be read.
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             _look(process.pid, seen)
             if kill_when is not None and kill_when():
@@ -87,7 +93,7 @@ def watch(
 
 
 def _kill_all(session: int) -> None:
-    """Kill every process of a session, whatever groups a launcher has put them in."""
+    """Kill every process of a session, even if a launcher has put processes into other process groups."""
     for entry in os.scandir("/proc"):
         with suppress(OSError):
             if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
@@ -95,7 +101,7 @@ def _kill_all(session: int) -> None:
 
 
 def _look(session: int, seen: Watched) -> None:
-    """Note the figures of every process of a session; one that ends meanwhile keeps what was noted."""
+    """Record the values of every process of a session. If a process ends in the meantime, keep its last values."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with suppress(OSError):
@@ -103,6 +109,7 @@ def _look(session: int, seen: Watched) -> None:
 
 
 def _look_at(process: Path, session: int, seen: Watched) -> None:
+    """Record the values of one process if it belongs to the session."""
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     if int(fields[3]) != session:
         return
