@@ -1,12 +1,13 @@
-"""What a card does with packed BERT: one command on a machine with a GPU or a Gaudi card, at most eight minutes, JSON.
+"""Measure training of packed BERT on a GPU or a Gaudi card, in at most eight minutes, and print JSON.
 
-    python benchmarks/card.py                          the card that is there; needs the extra `pytorch`
-    python benchmarks/card.py --device cpu --small     a rehearsal of one tiny model, in a minute
+    python benchmarks/card.py                          the device of this machine; needs the extra `pytorch`
+    python benchmarks/card.py --device cpu --small     a rehearsal with a tiny model, in a minute
 
-Printed are: losses beside those of the CPU (float32, no dropout); for BERT-base and BERT-large at 128 and 512
-tokens in bfloat16 the real tokens a second, the share of the card's matrix peak (its own best product of two matrices),
-packs beside padded rows, both beside `transformers` on padded rows, and memory; and two processes where there are two
-cards. What there is no time left for is null.
+The output contains the losses next to those of the CPU (float32, no dropout). For BERT-base and BERT-large with 128 and 512
+tokens in bfloat16, it contains the non-padding tokens per second, the fraction of the device's peak (the fastest product of
+two matrices on the device), the speed-up over padded rows, the speed compared with `transformers` on padded rows, and the
+memory. If there are two devices, it also contains training with two processes. Measurements for which no time is left are
+null.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ IMPLEMENTATIONS = {"sdpa": "torch", "flash_attention_2": "flash_attn"}
 
 
 class Rehearsal(NamedTuple):
-    """How large things are."""
+    """The sizes of the measurements."""
 
     tokens_an_update: int
     updates: int
@@ -75,7 +76,7 @@ SMALL, FULL = Rehearsal(512, 1, 1, 100, 256, 3, 1500), Rehearsal(32_768, 8, 3, 6
 
 
 class Records(NamedTuple):
-    """The same sequences, with the lengths of Wikipedia."""
+    """The same sequences packed and padded, with the lengths of Wikipedia."""
 
     packed: RecordSource
     padded: RecordSource
@@ -84,7 +85,7 @@ class Records(NamedTuple):
 
 
 def make_records(folder: Path, length: int, size: Rehearsal) -> Records:
-    """Write and pack them."""
+    """Write records with the given maximum length, and pack them."""
     histogram = HISTOGRAM.with_name(f"wikipedia-{length}.json")
     counts = np.array(json.loads(histogram.read_text(encoding="utf-8"))["counts"], float)
     lengths = np.random.default_rng(3).choice(np.arange(1, len(counts) + 1), size.sequences, p=counts / counts.sum())
@@ -105,7 +106,7 @@ def make_records(folder: Path, length: int, size: Rehearsal) -> Records:
 
 
 class Card:
-    """The device, and how its time and memory are measured."""
+    """A device, and how its time and memory are measured."""
 
     def __init__(self, kind: str, rounds: int) -> None:
         self.kind, self.rounds = kind, rounds
@@ -117,11 +118,11 @@ class Card:
 
     @property
     def module(self) -> Any:
-        """Torch's module of the device; None for a CPU."""
+        """The module of torch for the device, or None for a CPU."""
         return getattr(torch, self.kind) if self.kind != "cpu" else None
 
     def seconds(self, function: Callable[[], Any], rounds: int | None = None) -> float:
-        """The best of some rounds, each until the device is done."""
+        """Return the shortest time of several rounds. Each round includes waiting until the device is done."""
         function()
         times = []
         for _ in range(rounds or self.rounds):
@@ -133,31 +134,31 @@ class Card:
         return min(times)
 
     def wait(self) -> None:
-        """Until the device is done."""
+        """Wait until the device is done."""
         if self.module is not None:
             self.module.synchronize()
 
     def forget(self) -> None:
-        """Free what is not used, and begin to count memory again."""
+        """Free unused memory, and reset the peak memory."""
         gc.collect()
         if self.module is not None:
             self.module.empty_cache() if self.kind == "cuda" else None
             self.module.reset_peak_memory_stats()
 
     def memory_bytes(self) -> int:
-        """The peak since `forget`; of a CPU, that of the process."""
+        """Return the peak memory since the last call of `forget`. For a CPU, return the peak memory of the process."""
         if self.module is not None:
             return int(self.module.max_memory_allocated())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def peak_flops(self, size: int) -> float:
-        """Operations a second of a product of two bfloat16 matrices, the best of ten."""
+        """Return the operations per second of a product of two bfloat16 matrices, the best of ten runs."""
         left, right = (torch.randn(size, size, device=self.device.name, dtype=torch.bfloat16) for _ in range(2))
         return 2 * size**3 / self.seconds(lambda: torch.mm(left, right), rounds=10)
 
 
 class Ours:
-    """Our training step with its input."""
+    """Runs gaudi-bert's training step with its input."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class Ours:
         self._update = 0
 
     def run(self, updates: int) -> list[Any]:
-        """Do so many updates; their sums, which the device may not have finished."""
+        """Run a number of updates, and return their sums, which the device may not have computed yet."""
         sums = []
         for _ in range(updates):
             self._update += 1
@@ -189,7 +190,7 @@ class Ours:
 
 
 class Theirs:
-    """`transformers` on padded rows: autocast, AdamW, its head at every position."""
+    """Trains with `transformers` on padded rows: autocast, AdamW, and the head at every position."""
 
     def __init__(self, card: Card, config: BertConfig, batches: list[Batch], implementation: str) -> None:
         import transformers
@@ -207,7 +208,7 @@ class Theirs:
         self._kind, self._update = card.kind, 0
 
     def run(self, updates: int) -> None:
-        """Do so many updates."""
+        """Run a number of updates."""
         for _ in range(updates):
             batch = self._batches[self._update % len(self._batches)]
             self._update += 1
@@ -220,13 +221,13 @@ class Theirs:
 
 
 def losses(card: Card, records: Records, config: BertConfig, updates: int) -> list[float]:
-    """After each of some updates of eight packs, in float32."""
+    """Return the loss after each update of eight packs, in float32."""
     sums = [each() for each in Ours(card, config, records.packed, 8, "float32").run(updates)]
     return [float(each[0] / each[1] + each[2] / each[3]) for each in sums]
 
 
 def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, peak: float) -> dict[str, Any]:
-    """One model at one length."""
+    """Measure one model at one length."""
     length = records.packed.schema.max_sequence_length
     rows, updates = max(size.tokens_an_update // length, 1), size.updates
     seconds: dict[str, float] = {}
@@ -268,7 +269,7 @@ def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, p
 
 
 def variants(card: Card, config: BertConfig, records: Records, size: Rehearsal) -> dict[str, float]:
-    """Packed sequences a second of a GPU with kernels that give the same bits twice, with any, and compiled."""
+    """Return the packed sequences per second on a GPU with deterministic kernels, with any kernels, and with compilation."""
     rows, rates = max(size.tokens_an_update // records.packed.schema.max_sequence_length, 1), {}
     for name, deterministic, compiled in (("default", True, False), ("any_kernels", False, False), ("compiled", True, True)):
         torch.use_deterministic_algorithms(deterministic)
@@ -281,7 +282,7 @@ def variants(card: Card, config: BertConfig, records: Records, size: Rehearsal) 
 
 
 def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Packs a second of one process, and of two that train together, each on its card."""
+    """Return the sequences per second of one process, and of two processes that train together, each on its own device."""
     rates = {}
     for size in (1, 2):
         port = find_free_port()
@@ -298,7 +299,7 @@ def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_process(card: Card, size: Rehearsal, config: BertConfig) -> float:
-    """Sequences a second of all processes together."""
+    """Return the sequences per second of all processes together."""
     with tempfile.TemporaryDirectory() as folder:
         records = make_records(Path(folder), 128, size)
         rows = max(size.tokens_an_update // 128, 1)
@@ -308,10 +309,10 @@ def one_process(card: Card, size: Rehearsal, config: BertConfig) -> float:
 
 
 def main() -> None:
-    """Print the JSON."""
+    """Parse the command line, and print the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "hpu"), default="auto")
-    parser.add_argument("--small", action="store_true", help="tiny models: that everything runs")
+    parser.add_argument("--small", action="store_true", help="use tiny models, to check that everything runs")
     parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     began, size = time.monotonic(), SMALL if arguments.small else FULL
@@ -324,7 +325,7 @@ def main() -> None:
         return
 
     def in_time(function: Callable[[], Any], share: float) -> Any:
-        """What `function` returns, while that share of the time is not over; a rehearsal has all the time it needs."""
+        """Call `function` if less than this fraction of the time has passed. A rehearsal has no time limit."""
         return function() if arguments.small or time.monotonic() - began < 60 * MINUTES * share else None
 
     peak = card.peak_flops(size.matrix)
@@ -358,6 +359,7 @@ def main() -> None:
 
 
 def _device(asked: str) -> str:
+    """Return the kind of the device, or end the benchmark if there is none."""
     if asked != "auto":
         return asked
     if find_spec("habana_frameworks") is not None:

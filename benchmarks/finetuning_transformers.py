@@ -1,4 +1,6 @@
-"""The same fine-tuning by the `Trainer` of transformers, on PyTorch; imported by `finetuning.py` in a process of its own."""
+"""Fine-tuning with the `Trainer` of transformers on PyTorch, for comparison. `finetuning.py` imports this module in a
+process of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ IGNORED = -100
 
 
 Rows = list[dict[str, Any]]
-"""Features of each row."""
+"""The input features of each row."""
 
 
 def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length: int = 128) -> Rows:
-    """GoEmotions with a float for each label."""
+    """Return rows of GoEmotions, with one float per label."""
     labels, rows = len(emotion_names(data)), emotions(data, part, most)
     encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=length)["input_ids"]
     targets = np.zeros((len(rows), labels), np.float32)
@@ -32,7 +34,7 @@ def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length
 
 
 def one_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: int = 128) -> Rows:
-    """Comments of GoEmotions with one of a few labels."""
+    """Return comments of GoEmotions that have exactly one of a few labels."""
     rows = one_emotion(data, part, most)
     encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=length)["input_ids"]
     labels = [QUALITY_LABELS.index(label) for _, label in rows]
@@ -40,7 +42,7 @@ def one_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: i
 
 
 def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequence[str]) -> Rows:
-    """WNUT17, the tag of a word at its first word piece."""
+    """Return sentences of WNUT17. The tag of a word is the label of its first word piece."""
     features = []
     for words, tags in entities(data, part, most):
         encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=128)
@@ -52,7 +54,7 @@ def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequenc
 
 
 def arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
-    """What our defaults are, said in its words; nothing saved or reported."""
+    """Return Trainer's arguments with gaudi-bert's default hyperparameters. Nothing is saved or reported."""
     given = {
         "learning_rate": 5e-5,
         "weight_decay": 0.01,
@@ -77,14 +79,16 @@ def arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
 
 
 class WaitingTrainer(TrainerCallback):
-    """GoEmotions in rows of 128, padded in one of three ways, a model of random weights; it waits before each step.
+    """Trains a model with random weights on GoEmotions in rows of 128. The training thread waits before each step until
+    `run` is called.
 
     Args:
-        data: the folder of the labelled data.
-        model: the folder of the tokenizer.
-        way: `padded` to the row, `dynamic`, to the longest of a batch, or `grouped` by length.
-        batch: rows of a step.
-        most: rows that are learnt from; None: all.
+        data: The folder of the labelled data sets.
+        model: The folder of the tokenizer.
+        way: `padded` pads all rows to 128, `dynamic` pads to the longest row of a batch, and `grouped` also groups rows of
+            similar length.
+        batch: The number of rows in a step.
+        most: The number of training rows. None: all.
     """
 
     def __init__(self, data: Path, model: Path, way: str, batch: int, most: int | None) -> None:
@@ -109,26 +113,26 @@ class WaitingTrainer(TrainerCallback):
         self._done.acquire()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """As Trainer calls it: the step before is done."""
+        """Report that the previous step is done, and wait for the next call of `run`."""
         self._done.release()
         self._go.acquire()
 
     def run(self, steps: int) -> None:
-        """So many steps more, and the loader's next batch."""
+        """Run a number of steps, each including the loading of the next batch."""
         for _ in range(steps):
             self._go.release()
             self._done.acquire()
 
 
 def emotion_figures(predictions: Any) -> dict[str, float]:
-    """The share of right answers."""
+    """Return the accuracy."""
     from sklearn.metrics import accuracy_score
 
     return {"accuracy": float(accuracy_score(predictions.label_ids, predictions.predictions.argmax(axis=-1)))}
 
 
 def entity_figures(names: Sequence[str]) -> Callable[[Any], dict[str, float]]:
-    """F1 of entities."""
+    """Return a function that computes the F1 score of entities."""
     from seqeval.metrics import f1_score
 
     def figures(predictions: Any) -> dict[str, float]:
@@ -143,7 +147,9 @@ def entity_figures(names: Sequence[str]) -> Callable[[Any], dict[str, float]]:
 
 
 def quality(data: Path, model: Path, task: str, settings: dict[str, Any], folder: Path) -> float:
-    """The metric of a task after the last update, with the weights of `model` and these hyperparameters."""
+    """Fine-tune the weights of `model` for a task with the given hyperparameters, and return the metric after the last
+    update.
+    """
     transformers.utils.logging.set_verbosity_error()
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     transformers.set_seed(settings["seed"])

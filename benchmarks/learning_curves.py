@@ -1,29 +1,32 @@
-"""Learning curves: packed training against unpacked training, and against packing done wrong (the paper's figures 3 and 4).
+"""Learning curves of packed training, unpacked training, and training on packs with missing parts (figures 3 and 4 of the
+packing paper).
 
-    python benchmarks/learning_curves.py                 train everything, write docs/learning-curves.json
-    python docs/draw_learning_curves.py                  draw its picture
-    python benchmarks/learning_curves.py pairs           packed minus unpacked, beyond the noise of seeds, on a smaller model
+    python benchmarks/learning_curves.py                 train everything, and write docs/learning-curves.json
+    python docs/draw_learning_curves.py                  draw the learning curves
+    python benchmarks/learning_curves.py pairs           compare losses over many seeds, on a smaller model
 
-The text is the documentation that every CPython carries. Its examples are made with at most 40 tokens, half of them shorter
-by chance, and packed up to 8 into rows of 128, more than three a row, so that what packing does wrong would show. All runs
-of a study see as many sequences an update (`global_batch_sequences`), have the same settings, and are measured on the same
-held-out sequences, which are not packed. The curves, three seeds each:
+The text is the documentation that comes with every CPython. Its examples have at most 40 tokens, and half of them are
+shortened at random. Up to 8 sequences are packed into a row of 128, and the mean is more than three, so that mistakes in
+packing have a visible effect. All runs of a study have the same number of sequences in an update (`global_batch_sequences`)
+and the same settings, and are evaluated on the same unpacked held-out sequences. There are these curves, each for three
+seeds:
 
-    unpacked     one sequence a row (of 40 slots: what lies beyond would be padding, which changes nothing but the time)
-    packed       as the trainer does it
-    no mask      every token attends to all tokens of its row: `input_mask` is 1 wherever there is a token
-    no restart   positions run on through the row
-    bfloat16     packed, matrix products in bfloat16 (one seed)
+    unpacked     one sequence per row (of 40 slots, because more padding would only cost time)
+    packed       as in the trainer
+    no mask      every token attends to all tokens of its row: `input_mask` is 1 for every token
+    no restart   positions do not restart in each sequence
+    bfloat16     packed, with matrix products in bfloat16 (one seed)
 
-The ablations change features of the batch, never the model. The pairs, 12 seeds (--seeds), start from the same weights:
+The variants change features of the batch, but never the model. The pairs, with 12 seeds (--seeds), start from the same
+weights:
 
-    the rows     packed, and the very same sequences of the very same updates one to a row, without dropout (three seeds)
-    dropout      the same with dropout 0.1, which falls on other slots: only its noise differs
-    all of it    packed and unpacked as the trainer does it: each in its own order, dropout 0.1
+    the rows     packed, and the same sequences of the same updates in rows of their own, without dropout (three seeds)
+    dropout      the same with dropout 0.1, whose masks differ because the slots differ
+    all of it    packed and unpacked as in the trainer, each in its own order, with dropout 0.1
 
-Printed is the mean difference of the held-out loss over the seeds after each quarter of a run, with its 95 % interval
-(Student's t), and how far two runs of one kind lie apart. Runs go side by side, one thread each; a run that is finished is
-kept in the work folder, and not done again.
+The benchmark prints the mean difference of the held-out loss over the seeds after each quarter of a run with its 95 %
+confidence interval (Student's t), and the difference between two runs of the same kind. The runs use one thread each and run
+at the same time. Finished runs are kept in the work folder and are not repeated.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ QUIET = Reporter(quiet=True)
 SHORT, ROW, DEPTH = 40, 128, 8
 SHORT_PREDICTIONS, ROW_PREDICTIONS = 6, 20
 MOST_SEQUENCES = 104
-"""Of an update of the pairs: the rows of a batch whose packs were taken apart."""
+"""The number of rows in a batch of the pairs whose packs were split into single sequences."""
 PREPARE = PrepareSettings(
     text="python-docs",
     train_vocab=2048,
@@ -69,19 +72,19 @@ Batch = dict[str, np.ndarray]
 
 
 def without_mask(batch: Batch) -> Batch:
-    """All tokens of a row as one sequence for the attention; the losses are as before."""
+    """Return a batch in which attention treats all tokens of a row as one sequence. The losses do not change."""
     return {**batch, "input_mask": np.minimum(batch["input_mask"], 1)}
 
 
 def without_restart(batch: Batch) -> Batch:
-    """Positions that run on through the row."""
+    """Return a batch in which positions do not restart in each sequence."""
     mask_BL = batch["input_mask"]
     running_BL = np.arange(mask_BL.shape[1], dtype=np.int32) * (mask_BL > 0)
     return {**batch, "positions": running_BL.astype(np.int32)}
 
 
 def one_to_a_row(batch: Batch) -> Batch:
-    """The sequences of a batch of packs, each in a row of its own; the rows that are left hold nothing."""
+    """Return the sequences of a packed batch in rows of their own. All other rows are empty."""
     from gaudi_bert.training.verify_model import collate_packs, split_packs
 
     rows = [[placed.sequence] for placed in split_packs(batch)]
@@ -101,7 +104,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Arm:
-    """One kind of run: whether rows are packed, what is changed of a batch, the precision, dropout, and the seeds."""
+    """One kind of run: whether rows are packed, how a batch is changed, the precision, the dropout, and the seeds."""
 
     packed: bool = True
     change: Callable[[Batch], Batch] = dict
@@ -147,7 +150,7 @@ PAIRS = {
 
 
 def make_data(work: Path) -> None:
-    """Examples of at most 40 tokens; the same in rows of 128, packed."""
+    """Write examples of at most 40 tokens, and pack the same examples into rows of 128."""
     from gaudi_bert.corpus.prepare import prepare_examples
     from gaudi_bert.tfrecords.write import pack_records
 
@@ -158,7 +161,9 @@ def make_data(work: Path) -> None:
 
 
 def lengthen(short: Path, out: Path) -> None:
-    """Write every record again with room for 128 tokens and 20 masked positions: the same sequences, more padding."""
+    """Write every record again with room for 128 tokens and 20 masked positions. The sequences are the same, with more
+    padding.
+    """
     from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
     from gaudi_bert.tfrecords.wire.framing import frame, read_records
 
@@ -173,13 +178,13 @@ def lengthen(short: Path, out: Path) -> None:
 
 
 def padded(values: np.ndarray) -> np.ndarray:
-    """Zeros up to the longer size."""
+    """Pad values with zeros to the longer size."""
     longer = {SHORT: ROW, SHORT_PREDICTIONS: ROW_PREDICTIONS}.get(len(values), len(values))
     return np.pad(values, (0, longer - len(values)))
 
 
 def use_one_thread() -> None:
-    """Bind a process of the pool to one thread."""
+    """Limit TensorFlow in a process of the pool to one thread."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -187,7 +192,7 @@ def use_one_thread() -> None:
 
 
 def train(work: Path, study: Study, name: str, arm: Arm, seed: int) -> dict[str, Any]:
-    """One run; what was measured along it."""
+    """Train one run, and return its metrics."""
     started = time.perf_counter()
     points = [{key: round(value, 5) for key, value in point.items()} for point in points_of_run(work, study, arm, seed)]
     seconds = round(time.perf_counter() - started, 1)
@@ -195,7 +200,7 @@ def train(work: Path, study: Study, name: str, arm: Arm, seed: int) -> dict[str,
 
 
 def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dict[str, float]]:
-    """Train, and measure on the held-out sequences every so many updates."""
+    """Train, and yield the metrics on the held-out sequences at regular intervals."""
     from gaudi_bert.artefacts.training import LossMetrics
     from gaudi_bert.engines.protocol import Communicator, ModelSpec
     from gaudi_bert.engines.tensorflow import engine
@@ -231,7 +236,7 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
 
 
 def run_all(work: Path, study: Study, arms: dict[str, Arm], processes: int) -> list[dict[str, Any]]:
-    """Every run that is not there yet, `processes` at a time."""
+    """Train all runs that are not in the work folder yet, `processes` at a time, and return all runs."""
     kind = "run" if study.evaluations == CURVES.evaluations else "paired"
     files = {
         (name, seed): work / f"{kind}-{name.replace(' ', '-').replace(',', '')}-{seed}-{study.training.updates}.json"
@@ -258,7 +263,7 @@ def run_all(work: Path, study: Study, arms: dict[str, Arm], processes: int) -> l
 
 
 def print_pairs(runs: list[dict[str, Any]]) -> None:
-    """Mean differences with their intervals."""
+    """Print the mean differences with their confidence intervals."""
     losses = {
         name: np.array([[point["masked_lm_loss"] for point in run["points"]] for run in runs if run["variant"] == name])
         for name in ARMS
@@ -272,7 +277,7 @@ def print_pairs(runs: list[dict[str, Any]]) -> None:
 
 
 def interval(differences: np.ndarray) -> str:
-    """Mean and 95 % interval over seeds."""
+    """Format the mean and the 95 % confidence interval over seeds."""
     from scipy.stats import t
 
     count, mean = len(differences), differences.mean()
@@ -284,9 +289,10 @@ def interval(differences: np.ndarray) -> str:
 
 
 def curves_of(content: dict[str, Any], variant: str, figure: str) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences seen, [points], and the figure of every seed there, [seeds, points].
+    """Return the numbers of sequences, [points], and the metric of every seed at these points, [seeds, points].
 
-    Packed updates hold a varying number of sequences, so every run is read off at the places of the first unpacked one.
+    The number of sequences in a packed update varies, so the metrics of every run are interpolated at the points of the
+    first unpacked run.
     """
     runs = [run["points"] for run in content["runs"] if run["variant"] == variant]
     reference = next(run["points"] for run in content["runs"] if run["variant"] == "unpacked")
@@ -299,7 +305,9 @@ def curves_of(content: dict[str, Any], variant: str, figure: str) -> tuple[np.nd
 
 
 def print_curves(content: dict[str, Any]) -> None:
-    """Ends of all curves, and at how many points packed and unpacked are nearer than their seeds are apart."""
+    """Print the ends of all curves, and at how many points the difference between packed and unpacked is smaller than the
+    spread of the seeds.
+    """
     print(f"\npacking factor {content['packing_factor']:.3f}, at most {content['depth']} sequences a row; at the end:")
     for variant in VARIANTS:
         loss, accuracy, sentences = (
@@ -320,19 +328,19 @@ def print_curves(content: dict[str, Any]) -> None:
 
 
 def span(values: np.ndarray) -> str:
-    """Mean and range."""
+    """Format the mean and the range."""
     return f"{values.mean():.4f} [{values.min():.4f} to {values.max():.4f}]"
 
 
 def main() -> None:
-    """Train and summarise."""
+    """Parse the command line, train, and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("curves", "pairs"), default="curves")
-    parser.add_argument("--seeds", type=int, default=12, help="of the pairs with dropout")
-    parser.add_argument("--updates", type=int, help="of a run; default: 1,000, and 300 of the pairs")
+    parser.add_argument("--seeds", type=int, default=12, help="number of seeds for the pairs with dropout")
+    parser.add_argument("--updates", type=int, help="number of updates in a run; default: 1,000, or 300 for the pairs")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, help="keep data and finished runs here; default: a temporary folder")
-    parser.add_argument("--out", type=Path, default=DOCS, help="where the numbers go")
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder for learning-curves.json")
     arguments = parser.parse_args()
     set_tensorflow_environment()
     study, arms = (CURVES, VARIANTS) if arguments.what == "curves" else (PAIRED, ARMS)

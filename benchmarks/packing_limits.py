@@ -167,6 +167,7 @@ def _in_own_process(*case: str) -> Sequence[str]:
     """Run a case in a process with limited time and memory, and return the cells of its row. If the case fails, return the
     last line of its error output, or the signal that ended the process.
     """
+
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))

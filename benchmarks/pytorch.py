@@ -1,13 +1,14 @@
-"""Packs in PyTorch: how fast they are read, and what packing gives a `transformers` BERT.
+"""Measure packs in PyTorch: how fast they are read, and how much packing speeds up a `transformers` BERT.
 
     python benchmarks/pytorch.py [reading|training [ROUNDS]]
 
-`reading`: rows per second of CPU of `PackedDataset` beside `datasets`, which reads the same packs as Parquet with its torch
-formatter; and bytes of packed TFRecords per second beside what this machine copies out of the page cache, and beside what
-its disk gives past the page cache: on one core, and by two processes that read half of the packs each, as in training.
+`reading` compares the rows per CPU second of `PackedDataset` with `datasets`, which reads the same packs from Parquet with
+its torch formatter. It also compares the rate at which packed TFRecords are decoded with the rate at which this machine
+copies files from the page cache, and with the rate at which it reads files directly from the disk. The last rate is measured
+on one core, and with two processes that each read half of the packs, as in training.
 
-`training`: real tokens per second of CPU of BERT (4 layers of 256, rows of 512) with the heads that gather, on packs beside
-the same sequences one to a row, all else equal, as a part of the packing factor.
+`training` measures the non-padding tokens per CPU second of BERT (4 layers of size 256, rows of 512) with gathered heads, on
+packs and on the same sequences in rows of their own, and compares the ratio with the packing factor.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ EPOCHS = 4
 
 
 def write_examples(folder: Path, sequences: int) -> None:
-    """Random examples with the lengths of Wikipedia: as many of 512 as of all others together, the rest spread evenly."""
+    """Write random examples with lengths similar to those of Wikipedia: 22 % have 512 tokens, and all other lengths are
+    uniformly distributed.
+    """
     random = np.random.default_rng(5)
     folder.mkdir()
     for part in range(8):
@@ -76,11 +79,12 @@ def write_examples(folder: Path, sequences: int) -> None:
 
 
 def _padded(values: Any, size: int) -> Any:
+    """Pad values with zeros to a size."""
     return np.pad(np.asarray(values).astype(np.int64), (0, size - len(values)))
 
 
 def _as_parquet(packed: Path, out: Path) -> Path:
-    """The same packs as a table: a list of numbers for each feature."""
+    """Write the same packs as a Parquet table with a list column for each feature, and return its path."""
     packs = PackedDataset(packed).as_map()
     rows = [packs[number] for number in range(len(packs))]
     pyarrow.parquet.write_table(pyarrow.table({name: [row[name] for row in rows] for name in rows[0]}), out)
@@ -88,7 +92,7 @@ def _as_parquet(packed: Path, out: Path) -> Path:
 
 
 def reading(folder: Path, rounds: int) -> None:
-    """Rows and bytes per second."""
+    """Print the rows and bytes per second."""
     import datasets
 
     packed = folder / "packed"
@@ -113,10 +117,10 @@ def reading(folder: Path, rounds: int) -> None:
     some = min(len(table), 1500)
     figures: dict[str, list[float]] = defaultdict(list)
     decode, decoded = decoder(packed, shards)
-    list(map(dict, PackedDataset(packed)))  # kernels are compiled, pages are read
+    list(map(dict, PackedDataset(packed)))  # compile the kernels, and fill the page cache
     both = TwoReaders(packed)
     for _ in range(rounds):
-        our_rows = rate(lambda: sum(len(dict(row)) for row in ours), ours.packs)  # every array of every row is made
+        our_rows = rate(lambda: sum(len(dict(row)) for row in ours), ours.packs)  # creates every array of every row
         their_rows = rate(lambda: [theirs[number] for number in range(some)], some)
         pages = rate(read_pages, content)
         figures["rows"].append(our_rows)
@@ -151,7 +155,7 @@ def reading(folder: Path, rounds: int) -> None:
 
 
 class TwoReaders:
-    """Two processes, each of which reads its half of the packs whenever it is asked to."""
+    """Two processes, each of which reads its half of the packs on request."""
 
     def __init__(self, packed: Path) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -162,19 +166,19 @@ class TwoReaders:
         self._barrier.wait()
 
     def read(self) -> None:
-        """EPOCHS epochs, by both."""
+        """Let both processes read EPOCHS epochs, and wait until they are done."""
         self._barrier.wait()
         self._barrier.wait()
 
     def end(self) -> None:
-        """Let them go."""
+        """Stop both processes."""
         self._barrier.abort()
         for process in self._processes:
             process.join()
 
 
 def read_share(packed: Path, rank: int, barrier: Barrier) -> None:
-    """One of two processes: decode its packs, until the barrier is broken."""
+    """Decode the packs of one of two processes each time the barrier is passed, until the barrier is broken."""
     packs = PackedDataset(packed, rank, 2)
     decode_all(packs)
     barrier.wait()
@@ -187,13 +191,13 @@ def read_share(packed: Path, rank: int, barrier: Barrier) -> None:
 
 
 def decode_all(packs: PackedDataset) -> None:
-    """An epoch, as columns of many rows: what a collator makes batches of."""
+    """Decode an epoch in the form of columns of many rows, from which a collator builds batches."""
     deque(packs, maxlen=0)
 
 
 def read_past_page_cache(paths: list[Path]) -> None:
-    """Read files from the disk itself, a megabyte at a time."""
-    with mmap.mmap(-1, 1 << 20) as buffer:  # such reading wants memory that begins with a page
+    """Read files directly from the disk, a megabyte at a time."""
+    with mmap.mmap(-1, 1 << 20) as buffer:  # direct reads require page-aligned memory
         for path in paths:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
             try:
@@ -204,7 +208,9 @@ def read_past_page_cache(paths: list[Path]) -> None:
 
 
 def decoder(packed: Path, shards: list[Path]) -> tuple[Callable[[], Any], int]:
-    """What decodes 64 packs in memory a hundred times, and how many bytes that is: what no reader of them can exceed."""
+    """Return a function that decodes 64 packs in memory a hundred times, and the number of bytes that it decodes. No reader
+    of these packs can be faster.
+    """
     payloads = list(itertools.islice((payload for path in shards for payload in read_records(path)), 64))
     buffer, lengths = np.frombuffer(b"".join(payloads), np.uint8), np.array([len(payload) for payload in payloads])
     features, offsets = PackedSchema.from_sizes(RecordMetadata.read(packed)).features, np.cumsum(lengths) - lengths
@@ -218,10 +224,11 @@ def decoder(packed: Path, shards: list[Path]) -> tuple[Callable[[], Any], int]:
 
 
 def training(folder: Path, rounds: int) -> None:
-    """Real tokens per second, packed and padded.
+    """Print the non-padding tokens per second of packed and padded training.
 
-    One thread: several wait for one another in loops that count as work. What a batch takes does not depend on the lengths
-    in it, so the tokens of a row are those of all rows on average, and not those of the few that are drawn.
+    Training uses one thread, because several threads would wait for each other in loops that count as CPU time. The time of
+    a batch does not depend on the lengths in it, so the figures use the mean number of tokens over all rows instead of that
+    of the rows that are drawn.
     """
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -267,7 +274,7 @@ def training(folder: Path, rounds: int) -> None:
 
 
 def sequences_of(pack: Pack) -> Iterator[Pack]:
-    """The sequences of a pack, one to a row of the same length."""
+    """Yield the sequences of a pack, each in a row of the same length."""
     length = len(pack["input_ids"])
     for number, tokens in enumerate(pack["seq_lens"].tolist()):
         chosen = pack["sequence_ids"] == number + 1
@@ -284,7 +291,7 @@ def sequences_of(pack: Pack) -> Iterator[Pack]:
 
 
 def main() -> None:
-    """Make data, measure."""
+    """Parse the command line, write the data, and print the figures."""
     parts, rounds = sys.argv[1:2] or ["reading", "training"], int((sys.argv[2:3] or ["5"])[0])
     show_processor()
     for part in parts:

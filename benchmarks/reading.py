@@ -1,23 +1,28 @@
-"""Reading many shards of packs: from a cold disk, by many processes, beside MosaicML's streaming, and how evenly mixed.
+"""Measure reading packs from many shards: from a cold disk, with many processes, compared with MosaicML's streaming, and how
+evenly topics are mixed.
 
     python benchmarks/reading.py first|processes [--shards 32,320,3200]
     python -m venv /tmp/streaming && /tmp/streaming/bin/pip install mosaicml-streaming
     python benchmarks/reading.py streaming --streaming /tmp/streaming/bin/python [--sequences 120000]
     python benchmarks/reading.py topics
 
-Each reader is a process of its own; in turn, --rounds times; "cold" is after the folder was dropped from the page cache.
+Each reader is a process of its own. The readers run in turn, --rounds times. A cold disk means that the files of the folder
+were dropped from the page cache.
 
-`first`, `processes`: folders of as many shards of equal size, of the packs of the Wikipedia sample, kept in --work. The
-bytes, seconds and memory to the first 256 rows of `PackedDataset`; and, for 3 to 64 processes, the bytes that some of them
-read in an epoch, in those of their packs, and how many of the shards, with 32 streams and with as many as is advised.
+`first` and `processes` use folders with different numbers of shards of equal size, which contain packs of the Wikipedia
+sample and are kept in --work. `first` measures the bytes, seconds and memory until `PackedDataset` has returned 256 rows.
+`processes` measures for 3 to 64 processes how many bytes some of them read in an epoch, relative to the size of their packs,
+and which fraction of the shards a process reads, with 32 streams and with the recommended number of streams.
 
-`streaming`: the same packs as MDS, which holds each column in the smallest type that it has for its values. Both give rows
-of 512 in a seeded order, without workers, in batches of 16, from a cold disk: the first 256 rows, then all others. MDS
-decodes all columns of a row; ours decodes all of them too, or, in a process of its own, `input_ids` alone.
+`streaming` converts the same packs to MDS, with the smallest type for the values of each column. Both programs return rows
+of 512 in a seeded order, without workers, in batches of 16, from a cold disk. The first 256 rows and all other rows are
+measured separately. MDS decodes all columns of a row. gaudi-bert also decodes all columns or, in a separate process, only
+`input_ids`.
 
-`topics`: shards are integers only: groups of 32 shards of 7,656 packs, each group of one topic, sorted; 33 groups are
-Wikipedia. For windows at random positions, the root mean square of the error of the topics' shares over that of as many
-independent draws (1: a uniform shuffle). py1e is written from the description of MosaicML's streaming for one node: shards
+`topics` simulates reading and reads no files. The packs are in groups of 32 shards with 7,656 packs each, each group has one
+topic, and the groups are sorted by topic. 33 groups correspond to Wikipedia. For windows of packs at random positions, the
+figure is the root mean square error of the topic proportions, divided by the error of independent draws, so that 1
+corresponds to a uniform shuffle. py1e is implemented from the description of MosaicML's streaming for one node: the shards
 are permuted, and each sample is moved by up to half a block of 4,000,000 samples.
 """
 
@@ -56,8 +61,8 @@ RUN = StageRun(Reporter(quiet=True))
 GROUP_SHARDS, SHARD_PACKS, FIRST_ROWS = 32, 800, 256
 PROCESSES = (3, 8, 32, 48, 64)
 
-# What the readers run: FOLDER SAMPLE FIRST MOST RANK PROCESSES COLUMN... (MOST 0: all rows of the process). The sample is
-# read before, so that nothing is compiled or loaded meanwhile.
+# The program of a reader. Its arguments are FOLDER SAMPLE FIRST MOST RANK PROCESSES COLUMN... (MOST 0: all rows of the
+# process). It first reads the sample, so that no compilation or loading is measured.
 MEASURE = """
 import itertools, json, sys, time
 from pathlib import Path
@@ -97,7 +102,7 @@ COLUMNS = {
     "sequence_ids": "uint8",
     "labels": "int16",
 }
-"""Columns, and the smallest types for their values: token ids are below 30,522, labels -100 where there is none."""
+"""The smallest type for the values of each column. Token ids are below 30,522, and labels are -100 for ignored positions."""
 TO_MDS = """
 import sys, numpy
 from streaming import MDSWriter
@@ -119,7 +124,7 @@ LABELS = {
 def measure(
     folder: Path, sample: Path, *more: object, python: str = sys.executable, program: str = OURS
 ) -> dict[str, float]:
-    """The figures of a process that reads a folder from a cold disk."""
+    """Run a process that reads a folder from a cold disk, and return its figures."""
     forget(folder)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [python, "-c", program, *map(str, (folder, sample, *more))]
@@ -133,19 +138,19 @@ def measure(
 
 
 def make_sample(work: Path) -> Path:
-    """The packed sample of Wikipedia."""
+    """Pack the Wikipedia sample, and return the packed folder."""
     pack_records(SAMPLE, work / "sample", PackingSettings(), RUN)
     return work / "sample"
 
 
 def make_folder(folder: Path, shards: int, sample: Path) -> Path:
-    """A packed folder of so many shards, each of so many packs of the sample, in groups of 32."""
+    """Write a packed folder with the given number of shards, in groups of 32, from the packs of the sample."""
     if (folder / "metadata.json").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     content = json.loads((sample / "metadata.json").read_text(encoding="utf-8"))
     frames = [frame(each) for path in sorted(sample.glob("*.tfrecord")) for each in read_records(path)]
-    # One part of all shards, so that they are of equal size.
+    # Use the same packs in all shards, so that the shards have equal size.
     chosen = list(itertools.islice(itertools.cycle(frames), SHARD_PACKS))
     entries = np.array([(len(each), int.from_bytes(each[-4:], "little")) for each in chosen], np.uint32)
     total = SHARD_PACKS * shards
@@ -168,14 +173,14 @@ def make_folder(folder: Path, shards: int, sample: Path) -> Path:
 
 
 def measure_first(folder: Path, sample: Path, rounds: int) -> None:
-    """What the first rows take."""
+    """Measure how long it takes and what is read until the first rows are available."""
     found = [measure(folder, sample, FIRST_ROWS, FIRST_ROWS, 0, 1) for _ in range(rounds)]
     for key in ("seconds", "megabytes", "peak"):
         show(LABELS[key][0], [each[key] for each in found], LABELS[key][1])
 
 
 def measure_processes(folder: Path, sample: Path) -> None:
-    """What some of so many processes read from the disk, and how many of the shards."""
+    """Measure what some of the processes read from the disk, and which fraction of the shards."""
     metadata = RecordMetadata.read(folder)
     sizes = metadata.shard_table.packs
     of_a_pack = metadata.shard_table.bytes.sum() / metadata.packs / 1e6
@@ -194,7 +199,7 @@ def measure_processes(folder: Path, sample: Path) -> None:
 
 
 def make_mds(packed: Path, folder: Path, python: str) -> Path:
-    """The same packs as MDS, in the smallest types."""
+    """Write the packs as MDS with the smallest types, and return the folder."""
     from gaudi_bert.pytorch import PackedDataset
 
     rows = list(PackedDataset(packed))
@@ -207,7 +212,9 @@ def make_mds(packed: Path, folder: Path, python: str) -> Path:
 
 
 def compare_streaming(python: str, sequences: int, rounds: int) -> None:
-    """Both from a cold disk, and then to the end: median and range of each figure, and of their ratio in each round."""
+    """Compare both readers from a cold disk to the end of the data. Print the median and range of each figure, and of the
+    ratio in each round.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder, packed = Path(name), Path(name) / "packed"
         make_records(folder / "records", sequences)
@@ -225,23 +232,25 @@ def compare_streaming(python: str, sequences: int, rounds: int) -> None:
                 show(f"{label}: {reader} / streaming", ratios, "times")
 
 
-# --- topics: how evenly packs of a sorted input are mixed
+# --- topics: how evenly the packs of a sorted input are mixed
 
 TOPIC_PACKS, BLOCK = 7656, 4_000_000
 WINDOWS = (256, 2048, 16384, 65536)
 TopicsOf = Callable[[int, int], IntArray]
-"""The topics of so many packs, from a number on."""
+"""A function (first pack, number of packs) that returns the topics of consecutive packs in reading order."""
 
 
 def our_order(topics: IntArray, epoch: int, streams: int = 32) -> TopicsOf:
-    """Our order as it is read; with 512 streams, as many shards are open as a block of py1e has."""
+    """Return the topics in gaudi-bert's reading order. With 512 streams, about as many shards are open as in a block of
+    py1e.
+    """
     regions = np.repeat(np.arange(len(topics)), GROUP_SHARDS)
     order = GlobalOrder(np.full(len(regions), TOPIC_PACKS), 1, streams=streams, regions=regions)
     return lambda first, packs: topics[regions[order.locate_packs(epoch, np.arange(first, first + packs)).shards]]
 
 
 def py1e(topics: IntArray, random: np.random.Generator) -> IntArray:
-    """The topics of 6,000,000 packs in the middle of an epoch, or of a shorter epoch."""
+    """Return the topics of the 6,000,000 packs in the middle of an epoch, or of all packs of a shorter epoch."""
     shards = random.permutation(len(topics) * GROUP_SHARDS)[: 4 * BLOCK // TOPIC_PACKS]
     moved = (
         np.arange(len(shards) * TOPIC_PACKS) + random.uniform(-1, 1, len(shards) * TOPIC_PACKS) * (BLOCK - TOPIC_PACKS) / 2
@@ -252,7 +261,7 @@ def py1e(topics: IntArray, random: np.random.Generator) -> IntArray:
 
 
 def spread(read: TopicsOf, packs: int, shares: np.ndarray, windows: int, random: np.random.Generator) -> list[float]:
-    """The error of the shares for each size of a window, in those of independent draws."""
+    """Return the error of the topic proportions for each window size, relative to the error of independent draws."""
     figures = []
     for size in WINDOWS:
         errors = []
@@ -263,7 +272,7 @@ def spread(read: TopicsOf, packs: int, shares: np.ndarray, windows: int, random:
 
 
 def measure_topics(windows: int, epochs: int) -> None:
-    """Print each way of reading, over some epochs."""
+    """Print the figures of each reading order over several epochs."""
     for groups, count in ((33, 22), (2000, 22), (2000, 40), (2000, 200)):
         topics, found = np.arange(groups) * count // groups, defaultdict(list)
         shares, packs = np.bincount(topics) / groups, groups * GROUP_SHARDS * TOPIC_PACKS
@@ -283,15 +292,15 @@ def measure_topics(windows: int, epochs: int) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Parse the command line, and measure the selected property."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["first", "processes", "streaming", "topics"])
     parser.add_argument("--shards", default="32,320,3200")
-    parser.add_argument("--rounds", type=int, default=3, help="of `topics`, epochs")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; for `topics`: number of epochs")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gaudi-bert-reading")
-    parser.add_argument("--streaming", help="the Python that has mosaicml-streaming")
-    parser.add_argument("--sequences", type=int, default=120_000, help="of `streaming`")
-    parser.add_argument("--windows", type=int, default=400, help="of `topics`")
+    parser.add_argument("--streaming", help="Python executable with mosaicml-streaming")
+    parser.add_argument("--sequences", type=int, default=120_000, help="number of sequences for `streaming`")
+    parser.add_argument("--windows", type=int, default=400, help="number of windows for `topics`")
     options = parser.parse_args()
     show_processor()
     if options.what == "topics":

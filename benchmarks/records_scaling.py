@@ -91,8 +91,7 @@ def processes(folder: Path, rounds: int) -> None:
 
 
 def groups(folder: Path, rounds: int) -> None:
-    """Compare the efficiency of packing separate groups of 100,000 sequences with that of packing all of Wikipedia at once.
-    """
+    """Compare the efficiency of packing separate groups of 100,000 sequences with that of packing all of Wikipedia."""
     del folder, rounds
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.histogram import Histogram

@@ -1,12 +1,13 @@
-"""The whole way at its real size: records, histogram, plan, write, verify; then two processes train, are killed, and go on.
+"""Run all stages on data of real size: records, histogram, plan, write and verify. Then train with two processes, kill them,
+and resume.
 
     python benchmarks/rehearsal.py --sequences 100000 1000000 [--folder DIR] [--json figures.json]
     python benchmarks/rehearsal.py --paper figures.json
 
-Records have the lengths of Wikipedia at 512 (`gaudi_bert/histograms/wikipedia-512.json`; all of it is 16,279,552 sequences)
-and random tokens; a sequence takes about 5 kB of disk. Each stage is the command of the command line, in a process of its
-own that has to read its files from the disk. The model that is trained is tiny, so that reading decides. `--paper` prints
-what 10^8, 10^9 and 10^10 sequences need by the rates of the two largest runs (docs/figures.md#scale).
+The records have random tokens and the lengths of Wikipedia at 512 tokens (`gaudi_bert/histograms/wikipedia-512.json`, which
+has 16,279,552 sequences). A sequence takes about 5 kB of disk space. Each stage is a command in a process of its own that
+has to read its files from the disk. The trained model is tiny, so that reading determines the speed. `--paper` extrapolates
+what 10^8, 10^9 and 10^10 sequences need from the two largest runs (docs/figures.md#scale).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ UPDATES, KILLED_AFTER = 30, 10
 
 
 def make_rows(lengths: np.ndarray, rng: np.random.Generator) -> UnpackedRows:
-    """Random sequences of these lengths, 15 % of their tokens masked at places spread over each."""
+    """Return random sequences of these lengths, with 15 % of their tokens masked at evenly spread positions."""
     masked = np.clip(np.rint(lengths * MASKED_SHARE).astype(np.int64), 1, np.minimum(MAX_PREDICTIONS, lengths - 1))
     step = ((lengths - 1) / masked)[:, None]
     spread = np.arange(MAX_PREDICTIONS) * step + rng.random((len(lengths), MAX_PREDICTIONS)) * (step - 1)
@@ -70,7 +71,7 @@ def make_rows(lengths: np.ndarray, rng: np.random.Generator) -> UnpackedRows:
 
 
 def make_file(folder: Path, sequences: int, number: int) -> None:
-    """File `number` of a folder of so many sequences, unless it is there."""
+    """Write one file of the records, unless it already exists."""
     path = folder / f"part-{number:05d}.tfrecord"
     count = min(FILE_SEQUENCES, sequences - number * FILE_SEQUENCES)
     if path.exists():
@@ -85,7 +86,7 @@ def make_file(folder: Path, sequences: int, number: int) -> None:
 
 
 def make_records(folder: Path, sequences: int) -> None:
-    """The unpacked records, on all cores."""
+    """Write the unpacked records, with all cores."""
     folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(partial(make_file, folder, sequences), range(-(-sequences // FILE_SEQUENCES))))
@@ -95,7 +96,7 @@ def make_records(folder: Path, sequences: int) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Have the kernel drop the files of a folder from its page cache, so that they are read from the disk."""
+    """Drop the files of a folder from the kernel's page cache, so that they have to be read from the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -105,14 +106,14 @@ def forget(folder: Path) -> None:
 
 
 def checked(seen: Watched, codes: tuple[int, ...] = (0,)) -> Watched:
-    """The same, unless the command failed."""
+    """Return the resources of a command. If the command ended with an unexpected exit code, end the benchmark."""
     if seen.code not in codes:
         raise SystemExit(f"ended with {seen.code}:\n{seen.output[-3000:]}")
     return seen
 
 
 def stages(folder: Path, records: Path) -> Iterator[tuple[str, Watched]]:
-    """Each stage of the data, and what it took."""
+    """Run each data stage, and yield its name and the resources that it used."""
     histogram, plan, packed = folder / "histogram.json", folder / "plan.json", folder / "packed"
     commands: dict[str, list[str | Path]] = {
         "histogram": ["histogram", records, "--out", histogram],
@@ -126,7 +127,9 @@ def stages(folder: Path, records: Path) -> Iterator[tuple[str, Watched]]:
 
 
 def training(folder: Path) -> Iterator[tuple[str, Watched]]:
-    """Two processes train, all are killed after the first checkpoint, and two others go on to the end."""
+    """Train with two processes, kill them after the first checkpoint, and resume with two other processes. Yield the
+    resources of both runs.
+    """
     pipeline, out = folder / "rehearsal.yaml", folder / "train"
     pipeline.write_text(PIPELINE.format(updates=UPDATES), encoding="utf-8")
     command = [*MPIRUN, *GAUDI_BERT, "train", "--pipeline", pipeline, "--data", folder / "packed", "--out", out]
@@ -144,14 +147,14 @@ def training(folder: Path) -> Iterator[tuple[str, Watched]]:
 
 
 def logged(out: Path) -> list[dict]:
-    """The whole lines of metrics.jsonl that tell of updates."""
+    """Return the complete lines of metrics.jsonl that describe updates."""
     path = out / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [entry for entry in map(json.loads, lines) if "update" in entry]
 
 
 def rehearse(folder: Path, sequences: int) -> dict[str, dict[str, float]]:
-    """All figures of one number of sequences, printed as they come."""
+    """Run all stages for one number of sequences, print each result as soon as it is available, and return all results."""
     records = folder / "records"
     make_records(records, sequences)
     unpacked = sum(path.stat().st_size for path in records.iterdir())
@@ -174,11 +177,13 @@ def rehearse(folder: Path, sequences: int) -> dict[str, dict[str, float]]:
     return figures
 
 
-# --- what larger data need, on paper
+# --- extrapolation to larger data
 
 
 def paper(content: dict) -> None:
-    """Markdown: hours, machines, memory and disk of each stage, from the rates beyond start-up between two runs."""
+    """Print a Markdown table of the CPU hours and the disk space of each stage, extrapolated from the difference between the
+    two largest runs.
+    """
     sizes = sorted(map(int, content["runs"]))
     small, large = (content["runs"][str(size)] for size in (sizes[-2], sizes[-1]))
     added = sizes[-1] - sizes[-2]
@@ -203,7 +208,7 @@ def paper(content: dict) -> None:
 
 
 def growth(runs: dict[str, dict]) -> None:
-    """CPU time and peak memory of each run against the run before it."""
+    """Print how CPU time and peak memory grow from each run to the next larger one."""
     sizes = sorted(map(int, runs))
     for one, other in itertools.pairwise(sizes):
         print(f"\nfrom {one:,} to {other:,} sequences, {other / one:.3g} times as many:")
@@ -216,12 +221,12 @@ def growth(runs: dict[str, dict]) -> None:
 
 
 def main() -> None:
-    """Rehearse each number of sequences, or print the paper of figures that were kept."""
+    """Run the benchmark for each number of sequences, or print an extrapolation from saved figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, nargs="+", default=[100_000, 1_000_000])
-    parser.add_argument("--folder", type=Path, help="where there is room; removed afterwards")
-    parser.add_argument("--json", type=Path, help="keep the figures here")
-    parser.add_argument("--paper", type=Path, help="print what larger data need, from figures that were kept")
+    parser.add_argument("--folder", type=Path, help="folder for temporary files, which are removed afterwards")
+    parser.add_argument("--json", type=Path, help="save the figures in this file")
+    parser.add_argument("--paper", type=Path, help="extrapolate to larger data from saved figures")
     options = parser.parse_args()
     if options.paper:
         paper(json.loads(options.paper.read_text(encoding="utf-8")))

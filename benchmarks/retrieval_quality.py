@@ -1,10 +1,12 @@
-"""How good a search becomes: the pairs of `retrieval-demo`, learnt by us and by sentence-transformers, several seeds.
+"""Compare the search quality of models that gaudi-bert and sentence-transformers train on the pairs of `retrieval-demo`,
+with several seeds.
 
     gaudi-bert run retrieval-demo && python benchmarks/retrieval_quality.py --work work/retrieval-demo
 
-Both begin with the demo's pretrained model, with its settings of `finetune` (pairs of an update, epochs, learning rate,
-warm-up), and are measured by sentence-transformers' InformationRetrievalEvaluator. Theirs: MultipleNegativesRankingLoss on
-random batches, AdamW with a weight decay of 0.01, linear decay, gradients clipped at 1.
+Both programs start from the demo's pretrained model and use the demo's settings of `finetune` (number of pairs in an update,
+epochs, learning rate, warm-up). Both models are evaluated with the InformationRetrievalEvaluator of sentence-transformers.
+sentence-transformers trains with MultipleNegativesRankingLoss on random batches, with AdamW, a weight decay of 0.01, linear
+decay, and gradients clipped at 1.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from gaudi_bert.training.loop import compute_learning_rate
 
 
 def pairs_of(file: Path) -> list[tuple[str, str]]:
-    """The rows of a file."""
+    """Read the anchors and positives of a file."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return [(row["anchor"], row["positive"]) for row in rows]
 
 
 def measured(model: Any, pairs: list[tuple[str, str]]) -> float:
-    """ndcg@10 of a search among the positives."""
+    """Return ndcg@10 of a search for the positive of each anchor among all positives."""
     queries = {str(number): anchor for number, (anchor, _) in enumerate(pairs)}
     documents = {f"{number:06}": positive for number, (_, positive) in enumerate(pairs)}
     right = {str(number): {f"{number:06}"} for number in range(len(pairs))}
@@ -53,7 +55,7 @@ def measured(model: Any, pairs: list[tuple[str, str]]) -> float:
 
 
 def theirs(start: Path, pairs: list[tuple[str, str]], settings: PipelineSettings, seed: int) -> Any:
-    """A model that sentence-transformers' loss has trained."""
+    """Train a model with the loss of sentence-transformers, and return it."""
     section, random = settings.finetune, np.random.default_rng(seed)
     torch.manual_seed(seed)
     model = SentenceTransformer(str(start), device="cpu")
@@ -80,9 +82,9 @@ def theirs(start: Path, pairs: list[tuple[str, str]], settings: PipelineSettings
 
 
 def main() -> None:
-    """Train and print."""
+    """Train both programs with each seed, and print ndcg@10."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="The work folder of the demo.")
+    parser.add_argument("--work", type=Path, required=True, help="The work folder of the retrieval demo.")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -97,7 +99,8 @@ def main() -> None:
             files = FineTuneFiles(rows / "train.jsonl", None, options.work / "train", options.work / "examples")
             finetune(changed, files, out, reporter=Reporter(quiet=True))
             figures["ours"].append(measured(SentenceTransformer(str(out), device="cpu"), held_out))
-            # The model before training: the same folder with the weights of a run of a learning rate of nearly nothing.
+            # For the model before training, run one epoch with a learning rate of almost zero, which leaves the weights
+            # unchanged and writes the same kind of folder.
             if seed == 0:
                 still = section.model_copy(update={"learning_rate": 1e-30, "epochs": 1})
                 start = Path(folder) / "start"

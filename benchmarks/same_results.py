@@ -1,9 +1,11 @@
-"""Whether two checkouts make the same: each artefact and `--json` of the demo, the Wikipedia sample, tables and a task.
+"""Check that two checkouts produce the same results: each artefact and each `--json` output for the demo, the Wikipedia
+sample, tables and a task.
 
 Usage: python benchmarks/same_results.py OTHER_CHECKOUT [--parts demo wikipedia tables estimates] [--keep FOLDER]
 
-Both sides run the same commands with this Python, each in a folder of its own. Files are compared byte for byte; JSON by
-value, without what a clock or the version decides; checkpoints by value. What differs is named, and the exit code is 1.
+Both checkouts run the same commands with this Python, each in a folder of its own. Files are compared byte for byte, JSON
+and checkpoints by value. JSON values that depend on the clock or the version are ignored. Differences are printed, and if
+there are any, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data"
 
-# What a clock, the version or the order of threads decides.
+# Keys and files that depend on the clock, the version or the order of threads.
 CHANGING_KEYS = ("seconds", "per_second", "speed", "tool_version", "metadata_sha256", "memory_bytes", "time", "cpu")
 CHANGING_FILES = (
     "tensorboard",
@@ -71,7 +73,7 @@ PARTS = {
 
 
 def make_rows(folder: Path) -> None:
-    """A table of rows that are not BERT examples, as JSON lines and as Parquet."""
+    """Write a table whose rows are not BERT examples, as JSON lines and as Parquet."""
     import pyarrow
     from pyarrow import parquet
 
@@ -91,7 +93,7 @@ def make_rows(folder: Path) -> None:
 
 
 def run_commands(checkout: Path, folder: Path, part: str) -> list[str]:
-    """What each command of `part` prints on standard output."""
+    """Run the commands of a part, and return what each command prints to standard output."""
     printed = []
     for words in PARTS[part]:
         command = [word.format(root=checkout, shared=SHARED) for word in words]
@@ -106,7 +108,7 @@ def run_commands(checkout: Path, folder: Path, part: str) -> list[str]:
 
 
 def without_clock(value: Any) -> Any:
-    """A JSON value without what a clock or the version decides."""
+    """Return a JSON value without the keys that depend on the clock or the version."""
     if isinstance(value, dict):
         return {key: without_clock(item) for key, item in value.items() if not any(word in key for word in CHANGING_KEYS)}
     if isinstance(value, list):
@@ -115,7 +117,7 @@ def without_clock(value: Any) -> Any:
 
 
 def same_text(one: str, other: str) -> bool:
-    """Whether two outputs are the same, as JSON where they are JSON."""
+    """Return whether two outputs are equal. If they are JSON, compare them by value."""
     if one == other:
         return True
     try:
@@ -125,7 +127,7 @@ def same_text(one: str, other: str) -> bool:
 
 
 def different_keys(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Where two JSON values differ, as `key.key: value != value`."""
+    """Yield the differences between two JSON values, as `key.key: value != value`."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted({*one, *other}):
             yield from different_keys(one.get(key), other.get(key), f"{path}.{key}" if path else key)
@@ -134,7 +136,7 @@ def different_keys(one: Any, other: Any, path: str = "") -> Iterator[str]:
 
 
 def described(one: str, other: str) -> str:
-    """What differs between two outputs."""
+    """Describe the differences between two outputs."""
     try:
         keys = different_keys(without_clock(json.loads(one)), without_clock(json.loads(other)))
     except json.JSONDecodeError:
@@ -143,7 +145,9 @@ def described(one: str, other: str) -> str:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether two files hold the same: JSON and checkpoints by value, all others byte for byte."""
+    """Return whether two files have the same content. JSON files and checkpoints are compared by value, all other files byte
+    for byte.
+    """
     if one.read_bytes() == other.read_bytes():
         return True
     if one.suffix == ".json":
@@ -157,7 +161,7 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def files_of(folder: Path) -> set[Path]:
-    """The files that are compared."""
+    """Return the files that are compared."""
     return {
         path.relative_to(folder)
         for path in folder.rglob("*")
@@ -166,7 +170,7 @@ def files_of(folder: Path) -> set[Path]:
 
 
 def differences(part: str, ours: Path, theirs: Path, printed: tuple[list[str], list[str]]) -> Iterator[str]:
-    """Each command whose output differs, and each file."""
+    """Yield a description of each command with different output, and of each different file."""
     for words, one, other in zip(PARTS[part], *printed, strict=True):
         if not same_text(one, other):
             yield f"{part}: printed by {' '.join(words)}\n  {described(one, other)}"
@@ -176,11 +180,13 @@ def differences(part: str, ours: Path, theirs: Path, printed: tuple[list[str], l
 
 
 def main() -> None:
-    """Run both sides, part by part."""
+    """Run the commands in both checkouts, part by part, and print the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the checkout to compare with")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--keep", type=Path, help="where the folders of both sides stay (default: a temporary folder)")
+    parser.add_argument(
+        "--keep", type=Path, help="keep the output of both checkouts in this folder (default: a temporary folder)"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         base = arguments.keep or Path(temporary)

@@ -1,25 +1,27 @@
-"""`gaudi-bert serve` beside other servers of the same model, by turns: CPU time of the server for a text, latency, slots.
+"""Compare `gaudi-bert serve` with other servers of the same model: CPU time per text, latency and slots.
 
     python benchmarks/serving.py [--peers infinity sentence-transformers padded] [--kinds mix passages queries]
         [--clients 32 128] [--rounds 3]
-    python benchmarks/serving.py --kinds --peers    # only the latency of queries, alone and beside bulks
+    python benchmarks/serving.py --kinds --peers    # only the latency of queries, alone and during bulk requests
     python benchmarks/serving.py --overload
-    python benchmarks/serving.py --attacks          # requests that are made to hold it up, and a query beside them
-    python benchmarks/serving.py --device cuda      # slots, texts a second and latency beside the padded server, in bfloat16
+    python benchmarks/serving.py --attacks          # queries during requests that are designed to overload the server
+    python benchmarks/serving.py --device cuda      # slots, texts per second and latency next to `padded`, in bfloat16
 
-The model is all-MiniLM-L6-v2, two threads; the texts are first lines of docstrings of the standard library (queries of about
-ten tokens) and their bodies (passages of about a hundred): 70 % and 30 % of the mix, or passages alone. Each client sends a
-text and waits for its answer. The others:
+The servers run in turn. The model is all-MiniLM-L6-v2 with two threads. The texts are first lines of docstrings of the
+standard library (queries of about ten tokens) and their bodies (passages of about a hundred tokens). The mix contains 70 %
+queries and 30 % passages. Each client sends a text and waits for its answer. The other servers are:
 
-- `infinity`: Infinity 0.0.78 (engine torch, batches of 32), in an environment that this makes below `--environment`;
-- `sentence-transformers`: a FastAPI around `SentenceTransformer.encode`, as its pages show it;
-- `padded`: batches of 32 texts in order of arrival, padded to powers of two in both directions, as cards that compile get
-  them today.
+- `infinity`: Infinity 0.0.78 (engine torch, batches of 32), in an environment that this program creates in `--environment`.
 
-Beside each load stands its limit: the CPU time of the matrix products of its tokens at the highest rate that PyTorch reaches
-with large ones, plus that of a request to `/tokenize`, which is all but the model.
+- `sentence-transformers`: a FastAPI around `SentenceTransformer.encode`, as in the library's documentation.
 
-Then single queries while one client sends bulks of 1,000 texts: their latency, beside that without bulks.
+- `padded`: batches of 32 texts in order of arrival, padded to powers of two in both dimensions, as is usual on accelerators
+that compile graphs.
+
+For each load, the benchmark prints a lower limit of the CPU time: the time of the matrix products of its tokens at PyTorch's
+highest rate for large matrices, plus the time of a request to `/tokenize`, which includes everything except the model.
+
+Finally, the benchmark measures the latency of single queries, alone and while one client sends bulk requests of 1,000 texts.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ _SHARE_OF_QUERIES = {"mix": 0.7, "passages": 0.0, "queries": 1.0}
 
 
 def texts_of(kind: str, count: int, seed: int) -> list[str]:
-    """Return texts of the standard library's docstrings: `mix`, or `passages` or `queries` alone."""
+    """Return texts from the standard library's docstrings: a `mix`, or only `passages` or `queries`."""
     short, passages = [], []
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8", errors="replace"))):
@@ -79,7 +81,7 @@ def texts_of(kind: str, count: int, seed: int) -> list[str]:
 
 @dataclass
 class Server:
-    """A process that serves, and the route and key of its requests."""
+    """A server process, with the route and the JSON key of its requests."""
 
     name: str
     port: int
@@ -88,17 +90,17 @@ class Server:
     key: str
 
     def cpu_seconds(self) -> float:
-        """Seconds that the process has computed, all threads."""
+        """Return the CPU seconds of all threads of the process."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mib(self) -> float:
-        """The most memory that the process has had."""
+        """Return the peak memory of the process."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
     def slots_and_tokens(self) -> tuple[float, float] | None:
-        """Slots that were computed and tokens in them; None where the server does not count them."""
+        """Return the number of computed slots and of tokens in them, or None if the server does not count them."""
         if self.name == PADDED:
             content = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{self.port}/counts").read())
             return content["slots"], content["tokens"]
@@ -111,7 +113,7 @@ class Server:
 
 @contextlib.contextmanager
 def started(name: str, model: Path, device: str, environment: Path, log: Path) -> Iterator[Server]:
-    """A server that answers."""
+    """Start a server, and yield it as soon as it answers. On exit, kill it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     route, key, here = "/embed", "inputs", str(Path(__file__).resolve())
@@ -144,7 +146,7 @@ def started(name: str, model: Path, device: str, environment: Path, log: Path) -
 
 
 def make_infinity(environment: Path) -> None:
-    """Install Infinity into an environment of its own, unless it is there."""
+    """Install Infinity into an environment of its own, unless it is already installed."""
     if (environment / "bin" / "infinity_emb").exists():
         return
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
@@ -158,12 +160,12 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def connect(server: Server) -> Connection:
-    """Open a connection."""
+    """Open a connection to a server."""
     return await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26)
 
 
 async def send(server: Server, texts: Sequence[str], connection: Connection) -> tuple[int, bytes]:
-    """Send one request over an open connection; the status and the body of its answer."""
+    """Send one request over an open connection, and return the status and the body of the answer."""
     reader, writer = connection
     single = texts[0] if len(texts) == 1 else list(texts)
     body = json.dumps({server.key: single, "model": "model"}).encode()
@@ -177,7 +179,7 @@ async def send(server: Server, texts: Sequence[str], connection: Connection) -> 
 
 
 async def ask(server: Server, texts: Sequence[str], connection: Connection) -> bytes:
-    """Send one request, and return its answer; anything else ends the benchmark."""
+    """Send one request, and return the body of its answer. If the status is not 200, end the benchmark."""
     status, answer = await send(server, texts, connection)
     if status != 200:
         raise SystemExit(f"{server.name}: {status} {answer.decode()}")
@@ -185,7 +187,9 @@ async def ask(server: Server, texts: Sequence[str], connection: Connection) -> b
 
 
 async def closed_loop(server: Server, texts: Sequence[str], clients: int) -> list[float]:
-    """Have clients send a text each, one after the other, until all are answered; seconds of each."""
+    """Let clients send one text each, wait for the answer, and send the next, until all texts are answered. Return the
+    seconds of each request.
+    """
     waiting, seconds = list(texts), []
 
     async def client() -> None:
@@ -201,7 +205,9 @@ async def closed_loop(server: Server, texts: Sequence[str], clients: int) -> lis
 
 
 async def open_loop(server: Server, texts: Sequence[str], rate: float, bulk: Sequence[str] = ()) -> list[float]:
-    """Send a text at random times, so many a second on average; seconds of each. A client sends bulks meanwhile."""
+    """Send texts at random times with a mean rate per second, and return the seconds of each request. If `bulk` is given,
+    another client sends bulk requests in the meantime.
+    """
     random, seconds, done = np.random.default_rng(3), [], asyncio.Event()
 
     async def one(text: str) -> None:
@@ -229,12 +235,14 @@ async def open_loop(server: Server, texts: Sequence[str], rate: float, bulk: Seq
 
 
 async def flood(server: Server, texts: Sequence[str], rate: float, seconds: float) -> list[tuple[int, str, bytes, float]]:
-    """Send so many texts a second whatever is answered; status, text, answer and seconds of each."""
+    """Send texts at a fixed rate per second without waiting for answers, and return the status, text, answer and seconds of
+    each request.
+    """
     random, idle = np.random.default_rng(5), list[Connection]()
     found: list[tuple[int, str, bytes, float]] = []
 
     async def one(text: str) -> None:
-        while idle and idle[-1][0].at_eof():  # the server has closed what was not used for a while
+        while idle and idle[-1][0].at_eof():  # the server has closed idle connections
             idle.pop()
         connection = idle.pop() if idle else await connect(server)
         begun = time.perf_counter()
@@ -252,7 +260,7 @@ async def flood(server: Server, texts: Sequence[str], rate: float, seconds: floa
 
 
 def vectors(server: Server, texts: Sequence[str]) -> np.ndarray:
-    """The vectors of a few texts."""
+    """Return the vectors that a server computes for a few texts."""
 
     async def asked() -> bytes:
         return await ask(server, texts, await connect(server))
@@ -266,7 +274,9 @@ def vectors(server: Server, texts: Sequence[str]) -> np.ndarray:
 
 
 def compare(servers: Sequence[Server], kind: str, clients: int, options: argparse.Namespace) -> float:
-    """Print what a text costs each server, by turns; the lowest rate of the others, in texts a second of wall time."""
+    """Print the cost of a text for each server, measured in turn. Return the rate of the last server, in texts per second of
+    elapsed time.
+    """
     costs: dict[str, list[float]] = {server.name: [] for server in servers}
     rates: dict[str, list[float]] = {server.name: [] for server in servers}
     for server in servers:
@@ -301,7 +311,9 @@ def compare(servers: Sequence[Server], kind: str, clients: int, options: argpars
 
 
 def limit_milliseconds(server: Server, kind: str, clients: int) -> float:
-    """Return the CPU time that a text of a load needs at least: its products at their highest rate, and its request."""
+    """Return the lowest possible CPU time per text of a load: the time of its matrix products at their highest rate, plus
+    the time of a request without the model.
+    """
     import torch
     from torch.nn import functional
 
@@ -317,7 +329,7 @@ def limit_milliseconds(server: Server, kind: str, clients: int) -> float:
     torch.set_num_threads(1)
     left, right_OI = torch.rand(2048, 384), torch.rand(1536, 384)
     seconds = min(_cpu_seconds(lambda: functional.linear(left, right_OI)) for _ in range(20))
-    with contextlib.suppress(AttributeError):  # not a part of PyTorch's public interface
+    with contextlib.suppress(AttributeError):  # not part of PyTorch's public interface
         multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
         other = min(_cpu_seconds(lambda: multiply(left, right_OI, None, "none", [], "")) for _ in range(20))
         seconds = min(seconds, other)
@@ -326,13 +338,14 @@ def limit_milliseconds(server: Server, kind: str, clients: int) -> float:
 
 
 def _cpu_seconds(function: Callable[[], Any]) -> float:
+    """Return the CPU seconds of a call."""
     begun = time.process_time()
     function()
     return time.process_time() - begun
 
 
 def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespace) -> None:
-    """Print the latency of single queries at a rate, and at a low rate beside bulks of 1,000 texts."""
+    """Print the latency of single queries at a given rate, and at a low rate during bulk requests of 1,000 texts."""
     queries = [text for text in texts_of("mix", 4 * options.texts, 7) if len(text.split()) < 20][: options.texts]
     bulk, few = texts_of("mix", 1000, 8), 2.0 if options.device == "cpu" else 20.0
     for server in servers:
@@ -348,7 +361,7 @@ def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespac
 
 
 def overload(server: Server, options: argparse.Namespace) -> None:
-    """Print what becomes of ten times the highest rate, during a minute, and of the rate afterwards."""
+    """Print what happens at ten times the highest rate during a minute, and the rate afterwards."""
     texts = texts_of("mix", 300, 11)
     expected = dict(zip(texts, vectors(server, texts), strict=True))
     many = texts_of("mix", options.texts, 12)
@@ -374,14 +387,16 @@ def overload(server: Server, options: argparse.Namespace) -> None:
     show("rate afterwards / before", [rates[1] / rates[0]], "times")
 
 
-# --- requests that are made to hold up a server
+# --- requests that are designed to overload a server
 
 _LARGEST = (8 << 20) - 200  # bytes of a body
 _ATTACK_SECONDS, _QUERIES = 10.0, 100
 
 
 def attacks() -> dict[str, tuple[str, bytes, int, float | None]]:
-    """Return what is sent, by what it is: the route, the body, the number of clients, and after how long each goes away."""
+    """Return the attacks by name, each with its route, body and number of clients, and the time after which a client
+    disconnects.
+    """
 
     def filled(head: str, item: str, tail: str) -> bytes:
         return (head + item * ((_LARGEST - len(head) - len(tail)) // len(item)) + tail).encode()
@@ -409,7 +424,9 @@ def attacks() -> dict[str, tuple[str, bytes, int, float | None]]:
 async def attack(
     server: Server, route: str, body: bytes, clients: int, patience: float | None
 ) -> tuple[list[float], Counter]:
-    """Have clients send a body again and again for a while; seconds of queries meanwhile, and the attackers' statuses."""
+    """Let clients send a body repeatedly for a while. Return the seconds of normal queries in the meantime, and the statuses
+    of the attackers' requests.
+    """
     head = f"POST {route} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     statuses, seconds, until = Counter[str](), list[float](), time.perf_counter() + _ATTACK_SECONDS
 
@@ -445,7 +462,7 @@ async def attack(
 
 
 def resist(model: Path, options: argparse.Namespace) -> None:
-    """Print what each attack does to queries and to the server's memory, of a fresh server each time."""
+    """Print the effect of each attack on queries and on the server's memory. Each attack uses a new server."""
     for name, (route, body, clients, patience) in attacks().items():
         if options.only and not any(part in name for part in options.only):
             continue
@@ -459,11 +476,11 @@ def resist(model: Path, options: argparse.Namespace) -> None:
             print(f"  {name}: {len(body):,} bytes, by status {dict(sorted(statuses.items()))}", flush=True)
 
 
-# --- the servers that are written here
+# --- servers that are implemented in this file
 
 
 def serve_peer(name: str, model: Path, device: str, port: int) -> None:
-    """Serve as others do: `sentence-transformers` behind FastAPI, or batches that are padded to powers of two."""
+    """Serve the model with `sentence-transformers` behind FastAPI, or with batches that are padded to powers of two."""
     import uvicorn
     from fastapi import FastAPI
     from pydantic import BaseModel
@@ -494,6 +511,7 @@ def serve_peer(name: str, model: Path, device: str, port: int) -> None:
 
 
 def _add_padded(app: Any, model: Path, device: str) -> None:
+    """Add routes that compute batches of texts, padded to powers of two."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -544,7 +562,7 @@ def _add_padded(app: Any, model: Path, device: str) -> None:
 
 
 def main() -> None:
-    """Start the servers, and compare them by turns."""
+    """Parse the command line, start the servers, and compare them in turn."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--peers", nargs="*", default=["infinity", LOOP, PADDED], choices=["infinity", LOOP, PADDED])
     parser.add_argument("--kinds", nargs="*", default=list(_SHARE_OF_QUERIES), choices=_SHARE_OF_QUERIES)
@@ -555,9 +573,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument("--environment", type=Path, default=Path(tempfile.gettempdir()) / "infinity")
     parser.add_argument("--no-latency", action="store_true")
-    parser.add_argument("--overload", action="store_true", help="ours alone, at ten times its highest rate for a minute")
-    parser.add_argument("--attacks", action="store_true", help="ours alone, beside requests that are made to hold it up")
-    parser.add_argument("--only", nargs="*", help="parts of the names of attacks")
+    parser.add_argument(
+        "--overload", action="store_true", help="only gaudi-bert, at ten times its highest rate for a minute"
+    )
+    parser.add_argument(
+        "--attacks", action="store_true", help="only gaudi-bert, during requests that are designed to overload it"
+    )
+    parser.add_argument("--only", nargs="*", help="only attacks whose names contain one of these words")
     parser.add_argument("--serve", choices=[LOOP, PADDED], help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,17 +1,18 @@
-"""Training in numbers: what packing gains, how fast a step is, how near to the processor's peak, whether input keeps up.
+"""Measure training: the speed-up by packing, the speed compared with transformers, the fraction of the processor's peak that
+a step uses, and the time that a step waits for its input.
 
     python benchmarks/training.py                       everything (about ten minutes on two cores)
     python benchmarks/training.py --only speed-up       one section: speed-up, transformers, utilisation, input
     python benchmarks/training.py --rounds 9            more rounds
-    python benchmarks/training.py --engine pytorch      the engine PyTorch, and beside it the engine TensorFlow
+    python benchmarks/training.py --engine pytorch      the PyTorch engine, also compared with the TensorFlow engine
     python benchmarks/training.py --engine pytorch --vendor PATH
-                                                        also the model of Habana's `PyTorch/nlp/bert`, fetched to PATH
+                                                        also Habana's `PyTorch/nlp/bert`, whose code is in PATH
 
 The records have the lengths of Wikipedia at 512 tokens (`gaudi_bert/histograms/wikipedia-512.json`). Dropout is 0.1, the
-optimiser AdamW, gradients are clipped, and reading the records is part of every step of ours. What is compared runs
-alternately, in both orders, so that a ratio is of two neighbours; each line gives the median and the range over the rounds.
-Ours run in one process, and each peer in its own, as its users run it. Ratios are given by wall time and by CPU time of all
-threads: on a busy machine the latter says more.
+optimizer is AdamW, and gradients are clipped. Every step of gaudi-bert includes reading its records. The compared programs
+run alternately and in both orders, so that the two times of a ratio are measured shortly after each other. Each line gives
+the median and the range over the rounds. gaudi-bert runs in one process, and each other program in a process of its own.
+Ratios are given for elapsed time and for the CPU time of all threads, which is more reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ BASE_ROWS, SMALL_ROWS = 4, 8
 
 
 class Times(NamedTuple):
-    """Seconds of each round."""
+    """The CPU and elapsed seconds of each round."""
 
     cpu: np.ndarray
     wall: np.ndarray
@@ -49,9 +50,10 @@ class Times(NamedTuple):
 def alternate(
     functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 2, elsewhere: Sequence[str] = ()
 ) -> dict[str, Times]:
-    """Run every function in every round, in turn forwards and backwards; the first `warm_up` rounds do not count.
+    """Run every function in every round, alternately in forward and backward order, and return their times. The first
+    `warm_up` rounds are not measured.
 
-    Those named in `elsewhere` run in another process, and return the seconds that they took.
+    Functions that are named in `elsewhere` run in another process, and return the seconds that they took.
     """
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     for number in range(-warm_up, rounds):
@@ -63,18 +65,18 @@ def alternate(
 
 
 def show_ratio(label: str, ratios: Times, goal: str) -> None:
-    """One ratio by both clocks."""
+    """Print a ratio, once by elapsed time and once by CPU time."""
     show(f"{label} (wall)", list(ratios.wall), "", goal)
     show(f"{label} (CPU time)", list(ratios.cpu), "", goal)
 
 
 def ratio(above: Times, below: Times, factor: float = 1.0) -> Times:
-    """Round by round."""
+    """Return the ratios of the times in each round, multiplied by `factor`."""
     return Times(factor * above.cpu / below.cpu, factor * above.wall / below.wall)
 
 
 def measure_engines(records: Any, rounds: int) -> None:
-    """PyTorch beside TensorFlow: the same model and batches."""
+    """Compare the PyTorch engine with the TensorFlow engine on the same model and batches."""
     from training_data import BASE_LIKE, Trainer
 
     kinds = ("float32", "bfloat16") if has_bfloat16() else ("float32",)
@@ -92,7 +94,7 @@ def measure_engines(records: Any, rounds: int) -> None:
 
 
 def measure_vendor(records: Any, rounds: int, vendor: Path) -> None:
-    """Packs a second beside the model that Habana trains packed BERT with."""
+    """Compare the packs per second with those of the model that Habana uses for packed BERT."""
     import torch
     from training_data import SMALL, Trainer, some_batches
     from training_peers import VendorTrainer
@@ -107,7 +109,7 @@ def measure_vendor(records: Any, rounds: int, vendor: Path) -> None:
 
 
 def measure_speed_up(records: Any, rounds: int, engine: EngineName) -> None:
-    """What of the packing factor arrives."""
+    """Measure the speed-up by packing, and which fraction of the packing factor it reaches."""
     from training_data import BASE_LIKE, Trainer
 
     print(f"\nrealized speed-up, {BASE_LIKE.num_hidden_layers} layers of BERT-base, {BASE_ROWS} rows an update")
@@ -125,7 +127,7 @@ def measure_speed_up(records: Any, rounds: int, engine: EngineName) -> None:
 
 
 def measure_transformers(records: Any, rounds: int, engine: EngineName, precision: Precision) -> None:
-    """Print real tokens per second of ours and of transformers, both in the same precision."""
+    """Print the non-padding tokens per second of gaudi-bert and of transformers in the same precision."""
     import torch
     from training_data import SMALL, Trainer, some_batches, training_flops_a_row
     from training_peers import TransformersTrainer
@@ -139,7 +141,8 @@ def measure_transformers(records: Any, rounds: int, engine: EngineName, precisio
     products = matrix_products(precision)
     steps = {"ours": lambda: ours.run(4), "everywhere": lambda: everywhere.timed(1), "masked": lambda: masked.timed(2)}
     seconds = alternate({**steps, **products}, rounds, elsewhere=("everywhere", "masked"))
-    # Every step has the same shapes, so its time does not depend on which rows it is given: tokens are counted on average.
+    # Every step has the same shapes, so its time does not depend on the lengths in its rows. Therefore use the mean number
+    # of tokens per row.
     row = records.tokens_a_sequence
     packed_row = row * records.metadata.packing_factor
     show("real tokens/s, ours, packed", list(4 * SMALL_ROWS * packed_row / seconds["ours"].wall), "/s")
@@ -151,7 +154,8 @@ def measure_transformers(records: Any, rounds: int, engine: EngineName, precisio
     )
     goal = "3.5 (4)" if engine == "tensorflow" else "3"
     show_ratio("ours / its head at masked positions", ratio(seconds["masked"], seconds["ours"], work / 2), goal)
-    # What bounds the last ratio: matrix products alone would take this share of the time, at the best library's rate.
+    # The next figures are upper bounds of the last ratio: the fraction of the time that the matrix products alone would take
+    # at the rate of the fastest library.
     peak, product = fastest([seconds[library] for library in products]), 2 * MATRIX**3
     for name, side, updates, source, reads_all in (
         ("ours", "ours", 4, records.packed, False),
@@ -162,12 +166,12 @@ def measure_transformers(records: Any, rounds: int, engine: EngineName, precisio
 
 
 def has_bfloat16() -> bool:
-    """Whether this processor multiplies in bfloat16."""
+    """Return whether this processor has instructions for bfloat16 products."""
     return any(name in processor() for name in ("AMX", "BF16"))
 
 
 def measure_utilisation(records: Any, rounds: int, engine: EngineName) -> None:
-    """How much of the processor's matrix peak a step uses, in float32 and in bfloat16."""
+    """Measure which fraction of the processor's peak rate for matrix products a step reaches, in float32 and in bfloat16."""
     from training_data import BASE_LIKE, Trainer, training_flops_a_row
 
     kinds = ("float32", "bfloat16") if has_bfloat16() else ("float32",)
@@ -197,17 +201,19 @@ def measure_utilisation(records: Any, rounds: int, engine: EngineName) -> None:
 
 
 def curve(losses: list[float]) -> str:
-    """Some of the losses."""
+    """Format about six of the losses, evenly spaced."""
     return " ".join(f"{loss:.3f}" for loss in losses[:: max(1, len(losses) // 6)])
 
 
 def fastest(times: list[Times]) -> Times:
-    """The least seconds of each round."""
+    """Return the smallest CPU and elapsed seconds of each round."""
     return Times(*np.min(times, axis=0))
 
 
 def matrix_products(kind: str) -> dict[str, Callable[[], Any]]:
-    """Each library's product of two large square matrices: the processor's peak is the best of them."""
+    """Return for each library a function that multiplies two large square matrices. The fastest of them defines the
+    processor's peak.
+    """
     import tensorflow as tf
     import torch
 
@@ -226,7 +232,7 @@ def matrix_products(kind: str) -> dict[str, Callable[[], Any]]:
 
 
 def measure_input(records: Any, rounds: int, engine: EngineName) -> None:
-    """The share of the time that a step waits for its batch."""
+    """Measure which fraction of the time a step waits for its batch."""
     from training_data import SMALL, TINY, Trainer
 
     print("\ninput: share of the time spent waiting for the next batch (reading, parsing, checking)")
@@ -243,13 +249,15 @@ def measure_input(records: Any, rounds: int, engine: EngineName) -> None:
 
 
 def main() -> None:
-    """Print the sections that are asked for."""
+    """Parse the command line, and print the selected sections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("tensorflow", "pytorch"), default="tensorflow")
     parser.add_argument("--only", nargs="+", choices=tuple(dict.fromkeys(SECTIONS + PYTORCH_SECTIONS)))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of section transformers")
-    parser.add_argument("--vendor", type=Path, metavar="PATH", help="the folder with Habana's modeling.py")
+    parser.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="float32", help="precision in the section transformers"
+    )
+    parser.add_argument("--vendor", type=Path, metavar="PATH", help="folder that contains Habana's modeling.py")
     arguments = parser.parse_args()
     engine, rounds = arguments.engine, arguments.rounds
     sections = SECTIONS if engine == "tensorflow" else PYTORCH_SECTIONS

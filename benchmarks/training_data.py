@@ -1,4 +1,4 @@
-"""Records, batches and steps that the training benchmarks measure."""
+"""Records, batches and training steps for the training benchmarks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gaudi_bert.training.sources import RecordSource, open_local_records
 
 FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11
 
-# BERT-base's width and heads; fewer layers, because one of twelve layers takes minutes on two cores.
+# BERT-base's width and number of heads, but fewer layers, because a benchmark with twelve layers takes minutes on two cores.
 BASE_LIKE = BertConfig(vocab_size=VOCABULARY, num_hidden_layers=4)
 SMALL = BertConfig(
     vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
@@ -35,7 +35,7 @@ TINY = BertConfig(vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, n
 
 @dataclass(frozen=True)
 class Records:
-    """The same sequences unpacked and packed, with the lengths of Wikipedia at 512."""
+    """The same sequences unpacked and packed, with the lengths of Wikipedia at 512 tokens."""
 
     unpacked: RecordSource
     packed: RecordSource
@@ -43,12 +43,12 @@ class Records:
 
     @property
     def tokens_a_sequence(self) -> float:
-        """Mean length."""
+        """The mean number of tokens in a sequence."""
         return self.metadata.tokens / self.metadata.sequences
 
 
 def make_records(folder: Path) -> Records:
-    """Write the unpacked records, pack them, open both."""
+    """Write unpacked records, pack them, and open both."""
     from gaudi_bert.tfrecords.write import pack_records
 
     unpacked, packed = folder / "unpacked", folder / "packed"
@@ -59,15 +59,15 @@ def make_records(folder: Path) -> Records:
 
 @dataclass
 class Trainer:
-    """Our training step with its input, as the trainer runs it: reading, checking, forward, backward, clipping, AdamW.
+    """Runs gaudi-bert's training step with its input: reading, checking, forward and backward pass, clipping, AdamW.
 
     Args:
-        config: of the model.
-        source: the records.
-        batch_packs: rows of one update.
-        engine: what computes.
-        precision: of the matrix products.
-        communicator: the processes that train together.
+        config: The config of the model.
+        source: The records.
+        batch_packs: The number of rows in an update.
+        engine: The engine that computes.
+        precision: The precision of matrix products.
+        communicator: The processes that train together.
     """
 
     config: BertConfig
@@ -91,11 +91,12 @@ class Trainer:
         self._batches = self._read()
 
     def _read(self) -> Iterator[Batch]:
+        """Return an iterator over the training batches of this process."""
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=self.communicator.rank, size=self.communicator.size)
         return read_training_batches(self.source, self.config, self.batch_packs, order)
 
     def run(self, updates: int) -> None:
-        """Do so many updates and wait until they are done."""
+        """Run a number of updates, and wait until they are finished."""
         for _ in range(updates):
             started = time.perf_counter()
             batch = next(self._batches)
@@ -106,12 +107,14 @@ class Trainer:
 
 
 def training_flops_a_row(config: BertConfig, source: RecordSource, reads_all: bool = False) -> int:
-    """Floating-point operations of the matrix products of one row, forward and backward (three times the forward ones).
+    """Return the number of floating-point operations in the matrix products of one row, for the forward and backward pass
+    (three times those of the forward pass).
 
     Args:
-        config: of the model.
-        source: of the rows.
-        reads_all: the last layer is computed at every position, as others do, not only where a head reads it.
+        config: The config of the model.
+        source: The source of the rows.
+        reads_all: Whether the last layer is computed at every position, as in other programs, instead of only at positions
+            that a head reads.
     """
     schema = source.schema
     length, hidden, inner = schema.max_sequence_length, config.hidden_size, config.intermediate_size
@@ -126,6 +129,6 @@ def training_flops_a_row(config: BertConfig, source: RecordSource, reads_all: bo
 
 
 def some_batches(source: RecordSource, batch_packs: int, count: int) -> list[Batch]:
-    """The first `count` batches, for those who do not read our records."""
+    """Return the first `count` batches, for programs that do not read gaudi-bert's records."""
     batches = read_training_batches(source, SMALL, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
     return [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(count)]

@@ -1,5 +1,4 @@
-"""The same training step in other PyTorch programs: transformers of Hugging Face on padded rows, and Habana's BERT on packs.
-"""
+"""The same training step in other PyTorch programs: transformers on padded rows, and Habana's BERT on packs."""
 
 from __future__ import annotations
 
