@@ -1,5 +1,4 @@
-"""Measure how fast `prepare` turns text into pretraining examples, compared with Google's script and with the tokenizer
-alone.
+"""Measure how fast `prepare` turns text into examples, compared with Google's script and with the tokenizer alone.
 
     pip install --no-deps --target GOOGLE tf-models-official==2.15.0 sentencepiece
     python benchmarks/prepare.py [--google GOOGLE] [--pairs 5] [--megabytes 1] [--duplicates 5]

@@ -1,4 +1,6 @@
-"""The manifests that serve a model: what `make k8s` writes to `serving/` of an overlay, from the pod that trains there."""
+"""Build the Kubernetes manifests that serve a model. `make k8s` writes them to the folder `serving/` of an overlay, based on
+the pod that trains in this overlay.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 Json = dict[str, Any]
 
 PORT = 8080
-# Of the cards of a server, a model is served by one.
+# A replica uses one card, so it requests one eighth of the resources of a server.
 ONE_CARD = {"cpu": "11", "memory": "48Gi", "habana.ai/gaudi": "1", "hugepages-2Mi": "11000Mi"}
 CORES = {"requests": {"cpu": "1", "memory": "2Gi", "ephemeral-storage": "1Gi"}, "limits": {"memory": "4Gi"}}
 WAITING = {"type": "AverageValue", "averageValue": "64"}
@@ -17,12 +19,12 @@ BUSY = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Util
 
 
 def serving(train: Json, claim: Json, image: str) -> dict[str, Json]:
-    """Return the manifests by their files.
+    """Return the manifests by file name.
 
     Args:
-        train: The Job that trains, whose pod has what the device needs.
-        claim: The claim of the work folder, which holds the model.
-        image: The image that serves.
+        train: The training Job, whose pod specifies what the device needs.
+        claim: The volume claim of the work folder that contains the model.
+        image: The container image that serves the model.
     """
     namespace, instance = train["metadata"]["namespace"], train["metadata"]["labels"]["app.kubernetes.io/instance"]
     name, has_cards = f"{instance}-serve", "train-gaudi" in image
@@ -52,13 +54,15 @@ def serving(train: Json, claim: Json, image: str) -> dict[str, Json]:
         ),
         "horizontalpodautoscaler.yaml": item("HorizontalPodAutoscaler", "autoscaling/v2", scaling),
     }
-    # The queue's metric needs an adapter for Prometheus: with one, add the autoscaler to the list.
+    # The metric of the queue needs an adapter for Prometheus, so the autoscaler for cards is not listed. Add it if the
+    # cluster has such an adapter.
     listed = [file for file in files if not (has_cards and file.startswith("horizontal"))]
     kustomization = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": listed}
     return {**files, "kustomization.yaml": kustomization}
 
 
 def _deployment(train: Json, claim: Json, image: str, name: str, selector: Json) -> Json:
+    """Return the specification of the Deployment."""
     has_cards, instance = "train-gaudi" in image, selector["app.kubernetes.io/instance"]
     pod = copy.deepcopy(train["spec"]["template"]["spec"])
     (trainer,) = pod["containers"]
@@ -94,16 +98,17 @@ def _deployment(train: Json, claim: Json, image: str, name: str, selector: Json)
         "startupProbe": probe(5, 180),
         "readinessProbe": probe(5, 1),
         "livenessProbe": probe(10, 6),
-        # New connections arrive until every node knows that this pod stops.
+        # Until every node knows that this pod is stopping, new connections still arrive, so wait before the server is
+        # stopped.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
     }
     pod |= {"serviceAccountName": name, "terminationGracePeriodSeconds": 40, "containers": [container]}
     pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] not in unused]
     if claim["spec"]["accessModes"] == ["ReadWriteOnce"]:
-        # One node alone can mount the claim, so all replicas have to run there.
+        # Only one node can mount the claim, so all replicas have to run on the same node.
         together = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": dict(selector)}}
         pod["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [together]}}
     template = {"metadata": {"labels": dict(selector)}, "spec": pod}
-    # A replica ends only when its successor answers.
+    # Stop an old replica only when a new replica is ready.
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     return {"replicas": 2, "selector": {"matchLabels": dict(selector)}, "strategy": rolling, "template": template}

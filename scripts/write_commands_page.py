@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/commands.md from the commands themselves: an example of each, and its summary.
+"""Write the tables of docs/commands.md, which contain an example and the summary of each command.
 
 scripts/write_commands_page.py
 """
@@ -20,7 +20,7 @@ START = "## Before anything is written\n"
 
 
 def tables() -> Iterator[str]:
-    """The lines of the page from `START` on."""
+    """Yield the lines of the page from `START` on."""
     commands = get_command(app).commands
     for title, group in GROUPS.items():
         yield from [f"## {title}", "", "| for example | what the command does |", "|---|---|"]
@@ -36,7 +36,7 @@ def tables() -> Iterator[str]:
 
 
 def page() -> str:
-    """The complete page: the rules as they are, and the tables."""
+    """Return the complete page: the existing rules, followed by the tables."""
     text = PAGE.read_text(encoding="utf-8")
     return text[: text.index(START)] + "\n".join(tables())
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Renders what k8s/ holds of the demos: a folder below `overlays/` for each pipeline, and the pipeline of `in-cluster/`.
+"""Render the manifests of the demos below k8s/: a folder in `overlays/` for each pipeline, and the pipeline of
+`in-cluster/`.
 
-`make k8s` runs it, after a change of the pipelines, of the manifests or of the version; with --check, what is not as it
-would be written is named, and the exit code is 1.
+`make k8s` runs this script after a change to the pipelines, the manifests or the version. With --check, the script only
+lists the files that are out of date, and ends with exit code 1 if there are any.
 
     scripts/write_k8s_demo.py [--check] [REPOSITORY]
 """
@@ -26,19 +27,19 @@ from gaudi_bert.runners.stage_table import list_pipeline_stages
 
 TWO_DATA_PODS = ["resources.data_workers=2"]
 TWO_WORKERS = ["resources.workers=2", "kubernetes.access_mode=ReadWriteMany"]
-# Servers with 8 Gaudi2 cards. An update has 32 sequences, about 16 packs: 2 for each card.
+# Servers with 8 Gaudi2 cards. An update has 32 sequences, which are about 16 packs, or 2 packs per card.
 CARDS = [
     *(*TWO_DATA_PODS, "resources.cards=8", "resources.training={cpu: '95', memory: 409Gi}"),
     *("resources.hugepages_2Mi=95000Mi", "resources.shared_memory=16Gi", "resources.cores_per_process=6"),
     *("training.device=hpu", "training.micro_batch_packs=2", "training.measure_speedup=false"),
 ]
-# Software 1.14.0, the last with TensorFlow.
+# Release 1.14.0 of the Gaudi software, the last release with TensorFlow.
 TENSORFLOW = [*CARDS, "training.engine=tensorflow", "resources.mpi_prefix=/opt/amazon/openmpi"]
 DL1 = ["kubernetes.efa=4", "resources.training={cpu: '95', memory: 690Gi}", "resources.hugepages_2Mi=42000Mi"]
-# A bucket and its credentials are the first things to change: render your own.
+# An example of a bucket and its credentials. Users render the manifests again for their own bucket.
 BUCKET = ["kubernetes.store=s3://my-bucket/gaudi-bert", "kubernetes.store_secret=object-store"]
 
-# Each overlay, and what it sets beyond its pipeline file.
+# The overlays, and the settings that each changes in its pipeline file.
 OVERLAYS: dict[str, list[str]] = {
     "cpu": TWO_DATA_PODS,
     "cpu-nodes": [*TWO_DATA_PODS, *TWO_WORKERS, "training.engine=pytorch"],
@@ -52,15 +53,16 @@ OVERLAYS: dict[str, list[str]] = {
     "gaudi-pytorch-nodes": [*CARDS, *TWO_WORKERS, "training.engine=pytorch"],
 }
 PIPELINES = {"finetuning": "finetune-demo"}
-# The overlays that serve a model besides, and the image that does.
+# The overlays that also serve a model, and the image that serves it.
 SERVING = {"cpu": "gaudi-bert-train-cpu-pytorch", "gaudi-pytorch": "gaudi-bert-train-gaudi-pytorch"}
 
 
 def write_all(repository: Path, folder: Path) -> None:
-    """Write all that is rendered below `folder`, as it should be below k8s/ of `repository`."""
+    """Render all files below `folder` as they should be below k8s/ of `repository`."""
     for overlay, overrides in OVERLAYS.items():
         pipeline = repository / "pipelines" / f"{PIPELINES.get(overlay, 'demo')}.yaml"
-        # Gaudi's last software with TensorFlow runs on Kubernetes 1.24 and 1.25, so the overlays are for all from there on.
+        # The last Gaudi software with TensorFlow runs on Kubernetes 1.24 and 1.25, so render the overlays for version 1.24
+        # and later.
         settings = load_pipeline(pipeline, overrides)
         write_manifests(settings, list_pipeline_stages(settings), folder / "overlays" / overlay)
         if overlay in SERVING:
@@ -76,7 +78,7 @@ def write_all(repository: Path, folder: Path) -> None:
 
 
 def _write_serving(overlay: Path, image: str) -> None:
-    """Write what serves a model beside what trains one."""
+    """Write the manifests that serve a model, in addition to those of its training."""
     files = (overlay / "training" / "train.yaml", overlay / "base" / "persistentvolumeclaim.yaml")
     train, claim = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
     (overlay / "serving").mkdir()
@@ -86,21 +88,21 @@ def _write_serving(overlay: Path, image: str) -> None:
 
 
 class _NoAliases(yaml.SafeDumper):
-    """YAML in which everything is written where it stands."""
+    """A YAML dumper that writes repeated values again instead of using aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def main(arguments: list[str]) -> None:
-    """Write the files, or with --check name those that differ, are missing, or are no longer written."""
+    """Write the files. With --check, only list the files that differ, are missing, or are no longer rendered."""
     folders = [argument for argument in arguments if argument != "--check"]
     repository = Path(folders[0]) if folders else Path(__file__).resolve().parent.parent
     with tempfile.TemporaryDirectory() as scratch:
         write_all(repository, Path(scratch))
         written = {path.relative_to(scratch) for path in Path(scratch).rglob("*.yaml")}
         old = {path.relative_to(repository / "k8s") for path in (repository / "k8s").rglob("*.yaml")}
-        # Of what lies in the overlays, what no pipeline renders (any more) goes.
+        # Remove files in the overlays that are no longer rendered.
         stale = {path for path in old - written if path.parts[0] == "overlays" and path.parts[1] in OVERLAYS}
         different = {
             path

@@ -1,4 +1,4 @@
-"""Damage to the bytes of any file: bits turned, bytes lost, inserted or cut, numbers and words that lie."""
+"""Random damage to the bytes of a file: flip bits, remove, insert or truncate bytes, and overwrite numbers or tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _insert(rng: random.Random, data: bytearray) -> None:
 
 
 def _word(rng: random.Random, data: bytearray) -> None:
-    """An offset, a length or a value that lies: where words stand, in steps of four."""
+    """Overwrite an offset, a length or a value with a wrong number, at a position that is a multiple of four."""
     for _ in range(rng.choice([1, 1, 3])):
         at = 4 * rng.randrange(max(1, len(data) // 4))
         wide = rng.random() < 0.3
@@ -49,6 +49,7 @@ MUTATIONS: tuple[Callable[[random.Random, bytearray], None], ...] = (_flip, _cut
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
+    """Return the bytes with one or two kinds of damage."""
     damaged = bytearray(data)
     for _ in range(rng.choice([1, 1, 2])):
         if damaged:

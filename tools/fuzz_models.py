@@ -1,8 +1,9 @@
-"""Damaged folders of models: config, tokenizer and weights are read, or refused in one line; none ends the process.
+"""Read damaged model folders. Damaged configs, tokenizers and weights must be read, or rejected with a one-line message, and
+none may crash the process.
 
     python -m tools.fuzz_models FILE SEED COUNT FOLDER      FILE is one of `FILES`; FOLDER is empty
 
-Each is read in a process that is watched. What is wrong is printed, and the exit code is then 1.
+Each folder is read in a watched process. Problems are printed, and if there are any, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def mutated_file(file: Path, rng: random.Random) -> bytes:
-    """The bytes of a file after some damage: values of JSON replaced, or bytes."""
+    """Return the damaged bytes of a file. In JSON, values are replaced, and otherwise bytes."""
     data = file.read_bytes()
     if file.suffix == ".safetensors" and rng.random() < 0.5:
         size = struct.unpack("<Q", data[:8])[0]
@@ -50,7 +51,7 @@ def mutated_file(file: Path, rng: random.Random) -> bytes:
 
 
 def _with_damage(content: Any, rng: random.Random) -> Any:
-    """JSON with one to three of its values replaced, removed or added."""
+    """Return JSON with one to three of its values replaced or removed."""
     for _ in range(rng.randint(1, 3)):
         here = content
         while isinstance(here, dict | list) and here:
@@ -69,7 +70,7 @@ def _with_damage(content: Any, rng: random.Random) -> Any:
 
 
 def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
-    """What is wrong with how one damaged folder was read; None where nothing is."""
+    """Read one damaged folder. Return a description of the problem, or None if there is none."""
 
     shutil.copytree(good, folder)
     (folder / name).write_bytes(mutated_file(good / name, random.Random(f"{name} {seed}")))
@@ -92,7 +93,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
 
 
 def problems(worker: WatchedWorker, model: Path, name: str, seeds: Iterable[int], folder: Path) -> Iterator[str]:
-    """What is wrong with how folders were read whose file `name` is damaged."""
+    """Read folders whose file `name` is damaged, and yield a description of each problem."""
     for seed in seeds:
         outcome = worker.run(read_damaged, model, name, seed, folder / str(seed))
         if outcome != ("ended", None):
@@ -101,7 +102,7 @@ def problems(worker: WatchedWorker, model: Path, name: str, seeds: Iterable[int]
 
 
 def main(name: str, first: int, count: int, folder: Path) -> int:
-    """Read so many damaged folders: the exit code."""
+    """Read a number of damaged folders, and return the exit code."""
     found = list(problems(WatchedWorker(), good_folder(folder / "model"), name, range(first, first + count), folder))
     print(*found, f"{count} read, {len(found)} wrong", sep="\n")
     return int(bool(found))

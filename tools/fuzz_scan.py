@@ -1,12 +1,15 @@
-"""Holds the scan to protobuf's pure-Python parser and the contract on damaged files; a program, so that a crash is its own.
+"""Scan damaged TFRecord files, and compare the result with protobuf's pure-Python parser and with the rules for valid
+records.
 
     PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python python -m tools.fuzz_scan SEED COUNT FOLDER
 
-Each mutant is scanned from a buffer of exactly its size next to a page without access, after it or before it in turn: a
-kernel that reads one byte outside is killed by the processor. The last line printed is `done` with the counts.
+This is a program of its own, so that a crash does not end the tests. Each damaged file (mutant) is scanned in a buffer of
+exactly its size that is adjacent to an inaccessible memory page, alternately after and before the buffer. A kernel that
+reads a byte outside of the buffer is therefore killed. The last printed line begins with `done`, followed by the counts.
 
-Damage comes in two sorts: to the file (bits flipped, bytes lost or added, records swapped, false lengths, with the checksum
-of the length made right), and to a record whose checksums are then made right again, so that it reaches the parser.
+There are two kinds of damage. Damage to a file flips bits, removes or adds bytes, exchanges records, or changes lengths
+together with their checksums. Damage to a record is followed by a correction of the record's checksums, so that the damaged
+bytes reach the parser.
 """
 
 from __future__ import annotations
@@ -51,6 +54,8 @@ MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS = 13, 3
 
 @dataclass(frozen=True)
 class Mutant:
+    """A damaged file, with its number, the kind of damage, and the original bytes."""
+
     number: int
     kind: str
     data: bytes
@@ -58,11 +63,12 @@ class Mutant:
 
 
 def random_features(rng: random.Random) -> dict[str, list]:
+    """Return the features of a random valid example."""
     return random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
 
 
 def make_payloads(rng: random.Random) -> list[bytes]:
-    """The records of a small legal file, map entries in a random order."""
+    """Return the records of a small valid file, with map entries in random order."""
     payloads = []
     for _ in range(rng.randint(1, 4)):
         order = list(UNPACKED_KEYS)
@@ -94,7 +100,7 @@ def delete_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def overwrite_bytes(rng: random.Random, data: bytes) -> bytes:
-    """A run of bytes replaced: zeros, ones, or noise (a lost disk block)."""
+    """Replace a range of bytes with zeros, ones or random bytes, like a lost disk block."""
     start = rng.randrange(max(1, len(data)))
     length = min(rng.randint(1, 64), len(data) - start)
     run = rng.choice([bytes(length), b"\xff" * length, rng.randbytes(length)])
@@ -112,7 +118,7 @@ FILE_DAMAGE: dict[str, Damage] = {
 
 
 def whole_records(rng: random.Random, payloads: list[bytes]) -> bytes:
-    """Records swapped, lost or doubled: what is left is a legal TFRecord."""
+    """Exchange, remove or duplicate records. The result is still a valid TFRecord file."""
     kept = list(payloads)
     action = rng.choice(["swap", "lose", "double"])
     if action == "swap":
@@ -125,7 +131,7 @@ def whole_records(rng: random.Random, payloads: list[bytes]) -> bytes:
 
 
 def lying_length(rng: random.Random, payloads: list[bytes]) -> bytes:
-    """One record claims another length, a little or hugely wrong, and the checksum of the length agrees with it."""
+    """Change the length of one record by a small or huge amount, with a matching checksum of the length."""
     liar = rng.randrange(len(payloads))
     length = len(payloads[liar])
     huge = [2**31 - 1, 2**31, 2**32 - 17, 2**32, 2**40, 2**63 - 17, 2**63 - 1, 2**63, 2**64 - 16, 2**64 - 12, 2**64 - 1]
@@ -135,7 +141,7 @@ def lying_length(rng: random.Random, payloads: list[bytes]) -> bytes:
 
 
 def inner_lengths(rng: random.Random, payload: bytes) -> bytes:
-    """A varint inside the message replaced by another one: a nested length, a tag or a value that lies."""
+    """Replace a varint inside the message with another one, which changes a nested length, a tag or a value."""
     place = rng.randrange(len(payload))
     value = rng.choice(
         [0, 1, 127, 128, 2**14, 2**31, 2**32 - 1, 2**35, 2**62, 2**63 - 1, 2**63, 2**64 - 1, rng.getrandbits(12)]
@@ -144,12 +150,12 @@ def inner_lengths(rng: random.Random, payload: bytes) -> bytes:
 
 
 def single_values_unpacked(key: str, values: list) -> bytes:
-    """As some writers do; it is a byte shorter than packed."""
+    """Encode lists of a single value unpacked, which takes a byte less than packed. Some writers do so."""
     return (unpacked_list if len(values) == 1 else packed_list)(key, values)
 
 
 def odd_but_legal(rng: random.Random, payload: bytes) -> bytes:
-    """Legal protobuf that few writers write: other encodings, repeated or further map entries, unknown fields."""
+    """Return valid protobuf that few writers produce: other encodings, repeated or additional map entries, unknown fields."""
     features, other = random_features(rng), random_features(rng)
     repeated = rng.choice(UNPACKED_KEYS)
     encodings = [packed_list, unpacked_list, split_list]
@@ -168,7 +174,7 @@ def odd_but_legal(rng: random.Random, payload: bytes) -> bytes:
 
 
 def off_contract(rng: random.Random, payload: bytes) -> bytes:
-    """A well-formed example whose values break the contract: holes in masks, lists of other lengths, odd numbers."""
+    """Return a well-formed example with invalid values: holes in masks, lists of other lengths, unusual numbers."""
     features = random_features(rng)
     key = rng.choice(UNPACKED_KEYS)
     values = features[key]
@@ -187,7 +193,7 @@ def off_contract(rng: random.Random, payload: bytes) -> bytes:
 
 
 def strange_entry(rng: random.Random, payload: bytes) -> bytes:
-    """One map entry more that parsers may disagree on: two keys, a damaged feature, a key that is not UTF-8, a group."""
+    """Add a map entry on which parsers may disagree: two keys, a damaged feature, a key that is not UTF-8, or a group."""
     features, other = random_features(rng), random_features(rng)
     known = rng.choice(UNPACKED_KEYS)
     value = field(2, field(2 if known in FLOAT_KEYS else 3, packed_list(known, other[known])))
@@ -213,6 +219,7 @@ def strange_entry(rng: random.Random, payload: bytes) -> bytes:
 
 
 def group(rng: random.Random) -> bytes:
+    """Return a (possibly nested or incomplete) protobuf group."""
     number, depth = rng.choice([1, 2, 7, 30]), rng.choice([1, 1, 2, 5, 98, 120])
     start, end = varint(number << 3 | 3), varint(rng.choice([number, number, number + 1]) << 3 | 4)
     inside = rng.choice([b"", field(1, b"text"), varint(5 << 3) + varint(300), b"\x0d\x00\x00\x00\x00"])
@@ -229,7 +236,7 @@ RECORD_DAMAGE: dict[str, Damage] = {
 
 
 def mutants(seed: int, count: int) -> Iterator[Mutant]:
-    """`count` damaged files, fixed by `seed`; every kind of damage in turn."""
+    """Yield `count` damaged files, which are determined by `seed`. The kinds of damage alternate."""
     kinds = [*FILE_DAMAGE, "whole records", "lying length", "checksums made right", *RECORD_DAMAGE]
     for number in range(count):
         rng = random.Random(f"{seed}:{number}")
@@ -252,7 +259,7 @@ def mutants(seed: int, count: int) -> Iterator[Mutant]:
 
 
 def mend_first_checksums(data: bytes) -> bytes:
-    """The checksums of every record that can still be followed made right, whatever lengths and payloads now are."""
+    """Correct the checksums of every record that can still be located from the beginning of the file."""
     out, offset = bytearray(data), 0
     while len(out) - offset >= 16:
         out[offset + 8 : offset + 12] = masked_crc(bytes(out[offset : offset + 8]))
@@ -265,11 +272,13 @@ def mend_first_checksums(data: bytes) -> bytes:
     return bytes(out)
 
 
-# --- the scan of a mutant, and what it has to find
+# --- the scan of a mutant, and its expected result
 
 
 def contract(payload: bytes, sizes: tuple[int, int] | None) -> dict | None:
-    """The features of a payload by protobuf's parser, or None where they break the contract."""
+    """Return the features of a payload according to protobuf's parser, or None if they are not valid for an unpacked
+    example.
+    """
     parsed = protobuf_example.parse(payload)
     if parsed is None:
         return None
@@ -301,11 +310,14 @@ def contract(payload: bytes, sizes: tuple[int, int] | None) -> dict | None:
 
 
 def part(values: list[int], used: int, bound: int) -> bool:
+    """Return whether the first `used` values are from 0 to `bound` - 1, and all other values are 0."""
     return all(0 <= value < bound for value in values[:used]) and not any(values[used:])
 
 
 def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
-    """The records before the first that is refused, its number and its offset (None: all are good)."""
+    """Return the records before the first invalid one, and the number and offset of the invalid record (None if all records
+    are valid).
+    """
     payloads, bad_offset = unframe(data)
     good: list[dict] = []
     sizes = None
@@ -321,6 +333,7 @@ def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
 
 
 def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
+    """Scan a file, and return its records and the finished scan."""
     schema, _ = read_record_schema(path)
     records = UnpackedFormat.for_scan_in_chunks(schema, memory)
     run = RecordScan(path, records, memory)
@@ -331,7 +344,7 @@ def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
 
 
 def rows_of(records: UnpackedFormat) -> list[dict]:
-    """The records that the index points to, decoded, with the index itself held to what they are."""
+    """Decode the records to which the index points, and compare the index with the decoded records."""
     found = []
     buffer, offsets, rows = records.index
     for offset, row in zip(offsets[: records.rows], rows[: records.rows], strict=True):
@@ -346,7 +359,7 @@ def rows_of(records: UnpackedFormat) -> list[dict]:
 
 
 def check(mutant: Mutant, path: Path, guarded: GuardedBuffer, piece_buffer: np.ndarray) -> str:
-    """Scan one mutant in both ways; "refused" or "read". Anything that is not right raises."""
+    """Scan one mutant in both kinds of buffers, and return "refused" or "read". Raise an exception if the result is wrong."""
     path.write_bytes(mutant.data)
     good, bad_number, bad_offset = expectation(mutant.data)
     outcomes = set()
@@ -359,7 +372,7 @@ def check(mutant: Mutant, path: Path, guarded: GuardedBuffer, piece_buffer: np.n
             assert "\n" not in message, message
             assert bad_number is not None or not mutant.data, f"a good file was refused: {message}"
             place = re.search(r"record (\d+) at byte (\d+)", message)
-            if place is None:  # the first bytes are not those of a record
+            if place is None:  # the file does not begin with a record
                 assert bad_offset in (0, None), message
             else:
                 assert (int(place[1]), int(place[2])) == (bad_number, bad_offset), (
@@ -378,6 +391,7 @@ def check(mutant: Mutant, path: Path, guarded: GuardedBuffer, piece_buffer: np.n
 
 
 def main(seed: int, count: int, folder: Path) -> int:
+    """Scan a number of mutants, print a summary, and return the exit code."""
     if protobuf_example.IMPLEMENTATION != "python":
         sys.exit("set PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python: the compiled parsers differ from it")
     path = folder / "part-00000.tfrecord"

@@ -1,8 +1,9 @@
-"""Damaged tables: none ends the process, and what is accepted holds the values that a careful reader finds.
+"""Pack damaged tables. No table may crash the process, and packs of an accepted table must hold the same values as an
+independent reader finds.
 
     python -m tools.fuzz_tables KIND SEED COUNT FOLDER      KIND is one of `KINDS`; FOLDER is empty
 
-Each is packed in a process that is watched. What is wrong is printed, and the exit code is then 1.
+Each table is packed in a watched process. Problems are printed, and if there are any, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ KINDS = ("arrow", "feather", "parquet", "jsonl")
 
 
 def good_table(rng: random.Random, kind: str) -> bytes:
+    """Return the bytes of a valid random table."""
     rows = tables.random_rows(rng.choice([1, 3, 17]), 9, seed=rng.randrange(100))
     if kind == "jsonl":
         return "".join(json.dumps(row, ensure_ascii=rng.random() < 0.5) + "\n" for row in rows).encode()
@@ -54,7 +56,9 @@ def good_table(rng: random.Random, kind: str) -> bytes:
 
 
 def careful_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows that a file holds, read whole and validated in full (lines of JSON by Python); it raises what it likes."""
+    """Return the rows of a file, which is read completely and fully validated (JSON lines are parsed by Python). Any
+    exception may be raised.
+    """
     data = path.read_bytes()
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip(" \t\r")]
@@ -70,7 +74,9 @@ def careful_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def first_wrong_value(packed: Path, rows: list[dict[str, Any]]) -> str | None:
-    """What a packed folder holds otherwise than the rows do; None where it holds every value of every row once."""
+    """Return the first difference between a packed folder and the rows, or None if the folder contains every value of every
+    row exactly once.
+    """
     seen: list[int] = []
     for path in sorted(packed.glob("packed-*.parquet")):
         for pack in parquet.read_table(path).to_pylist():
@@ -96,7 +102,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def packed_or_refused(kind: str, seed: int, folder: Path) -> str | None:
-    """What is wrong with how one damaged table was taken; None where nothing is."""
+    """Pack one damaged table. Return a description of the problem, or None if the table was packed correctly or properly
+    rejected.
+    """
     rng = random.Random(f"{kind} {seed}")
     path = folder / f"rows.{kind}"
     path.write_bytes(mutated(good_table(rng, kind), rng))
@@ -109,7 +117,9 @@ def packed_or_refused(kind: str, seed: int, folder: Path) -> str | None:
 
 
 def read_packs(seed: int, packed: Path, folder: Path) -> str | None:
-    """Read a damaged shard as PyTorch does; what comes is of the sizes that it must be."""
+    """Read damaged packs with the PyTorch API. Return a description of the problem, or None if the sizes are right or the
+    packs were rejected.
+    """
 
     from gaudi_bert.pytorch import PackCollator, PackedDataset
 
@@ -127,7 +137,7 @@ def read_packs(seed: int, packed: Path, folder: Path) -> str | None:
 
 
 def problems(worker: WatchedWorker, kind: str, seeds: Iterable[int], folder: Path) -> Iterator[str]:
-    """What is wrong with how damaged tables of a kind were taken."""
+    """Pack damaged tables of one kind, and yield a description of each problem."""
     for seed in seeds:
         (folder / str(seed)).mkdir()
         outcome = worker.run(packed_or_refused, kind, seed, folder / str(seed))
@@ -137,7 +147,7 @@ def problems(worker: WatchedWorker, kind: str, seeds: Iterable[int], folder: Pat
 
 
 def main(kind: str, first: int, count: int, folder: Path) -> int:
-    """Pack so many damaged tables: the exit code."""
+    """Pack a number of damaged tables, and return the exit code."""
     found = list(problems(WatchedWorker(), kind, range(first, first + count), folder))
     print(*found, f"{count} packed or refused, {len(found)} wrong", sep="\n")
     return int(bool(found))

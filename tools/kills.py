@@ -1,11 +1,11 @@
-"""Kills stages at random moments, runs them again, and compares the bytes with those of an undisturbed run.
+"""Kill stages at random moments, run them again, and compare the output with that of an uninterrupted run.
 
     python -m tools.kills SCENARIO FOLDER KILLS SEED            on a disk: one of `SCENARIOS`
-    python -m tools.kills bucket FOLDER KILLS SEED STAGES       in a bucket, behind a bad server
+    python -m tools.kills bucket FOLDER KILLS SEED STAGES       in a bucket, with an unreliable server
 
-FOLDER is empty. It is a program of its own because each attempt is a fork of this process, which has loaded all kernels and
-has no threads: so the moments fall into the work, and not into the start of an interpreter. What is not as it should be
-ends the program with a traceback.
+FOLDER is empty. This is a program of its own, because each attempt is a fork of this process, which has loaded all kernels
+and has no threads. The kills therefore happen during the work and not during the start of an interpreter. If a result is
+wrong, the program ends with a traceback.
 """
 
 from __future__ import annotations
@@ -57,17 +57,18 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is killed: a function that writes the input of a stage, and one that lists its actions.
+    """The stages to kill.
 
-    Of the input, a folder to make, how many threads work, and the number of the round, `steps` gives groups of actions,
-    which make that folder one group after the other, those of a group in any order.
+    `make_input` writes the input and returns its path. `steps` receives this path, the folder to create, the number of
+    threads and the number of the round, and returns groups of actions. The groups are run one after another to create the
+    folder. The actions of a group can be run in any order.
     """
 
     make_input: Callable[[Path], Path]
     steps: Callable[[Path, Path, int, int], list[list[Action]]]
 
 
-# --- what is killed
+# --- the stages to kill
 
 
 def write_records(folder: Path) -> Path:
@@ -105,7 +106,7 @@ def preparation(text: Path, out: Path, _: int, __: int) -> list[list[Action]]:
 
 
 def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Action]]:
-    """`histogram`, `write` and `verify` part by part, as on several machines; the plan is one step."""
+    """Return the parts of `histogram`, `write` and `verify`, as on several machines. The plan is a single step."""
     count = PARTS[round_number % len(PARTS)]
     scratch = out.with_name(f"{out.name}-histograms")
 
@@ -122,7 +123,7 @@ def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Acti
 
 
 def write_histogram(folder: Path) -> Path:
-    """Of 300 files, each of which is a group by itself: a plan of five parts."""
+    """Write a histogram of 300 files, each of which becomes a group of its own, for a plan in several parts."""
     rows = np.array([[length, length // 7 + 1, 1 + length % 3] for length in range(3, 62)])
     sequences, tokens = int(rows[:, 2].sum()), int(rows[:, 0] @ rows[:, 2])
     common = {"bytes": 10_000, "crc32c": 1, "sequences": sequences, "tokens": tokens, "counts": rows}
@@ -134,7 +135,7 @@ def write_histogram(folder: Path) -> Path:
 
 
 def planning(path: Path, out: Path, workers: int, round_number: int) -> list[list[Action]]:
-    """`plan` part by part, as on several machines."""
+    """Return the parts of `plan`, as on several machines."""
     settings, count = PackingSettings(algorithm="lpfhp", group_sequences=100), PARTS[round_number % len(PARTS)]
     make = partial(plan_packs, [path], out / "plan.json", settings)
     each = [a_run(workers=workers, part=(number, count)) for number in range(count)]
@@ -166,7 +167,7 @@ SCENARIOS = {
 
 
 def start(action: Action) -> int:
-    """Run `action` in a fork of this process; its process id."""
+    """Run `action` in a fork of this process, and return its process id."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -182,6 +183,7 @@ def start(action: Action) -> int:
 
 
 def finish(action: Action) -> float:
+    """Run `action` in a fork until it ends, and return the seconds that it took."""
     started = time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(start(action), 0)[1])
     if code:
@@ -190,7 +192,7 @@ def finish(action: Action) -> float:
 
 
 def killed_after(action: Action, seconds: float) -> bool:
-    """Run `action` and kill it after `seconds`; whether it was still at work."""
+    """Run `action` and kill it after `seconds`. Return whether it was still running."""
     child = start(action)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
@@ -198,7 +200,7 @@ def killed_after(action: Action, seconds: float) -> bool:
 
 
 def check_what_looks_finished(out: Path, whole: dict[str, bytes]) -> None:
-    """Where there is metadata.json, all shards and manifests are whole."""
+    """If metadata.json exists, check that all shards and manifests are complete."""
     if (out / "packed" / "metadata.json").exists():
         made = contents(out)
         names = [name for name in whole if name.startswith(("packed/packed-", "packed/group-", "packed/metadata"))]
@@ -206,6 +208,7 @@ def check_what_looks_finished(out: Path, whole: dict[str, bytes]) -> None:
 
 
 def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) -> str:
+    """Kill the stages of a scenario until the number of kills is reached, compare each result, and return a summary."""
     rng, source = random.Random(seed), scenario.make_input(folder)
     for group in scenario.steps(source, folder / "whole", 1, 0):  # loads the kernels, and starts no thread
         for action in group:
@@ -224,7 +227,7 @@ def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) ->
                     killed += killed_after(action, rng.uniform(0, duration))
                     check_what_looks_finished(out, whole)
                 finish(action)
-                finish(action)  # what is whole is left alone
+                finish(action)  # a finished output is not changed
         made = contents(out)
         assert made == whole, sorted(name for name in {*made, *whole} if made.get(name) != whole.get(name))
         assert not list(out.rglob(".*.tmp")), "temporary files are left"
@@ -265,7 +268,9 @@ def write_text_files(folder: Path) -> None:
 
 
 def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
-    """Complete are the shards of every group with a manifest, and everything where there is metadata.json."""
+    """Check that the shards of every group with a manifest are complete, and that everything is complete if metadata.json
+    exists.
+    """
     objects = ObjectStore(quick(endpoint))
     found = objects_below(url, objects)
     for name, data in found.items():
@@ -281,6 +286,7 @@ def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
 
 
 def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> str:
+    """Kill pipeline stages whose data are in a bucket with an unreliable server, compare the result, and return a summary."""
     import s3fs  # noqa: F401 - loaded here once, not by every fork
 
     rng = random.Random(seed)
@@ -328,11 +334,13 @@ def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> st
     return f"{killed} killed; faults of the server: {faults}; the same {len(comparable(wanted))} files as on a disk"
 
 
-# --- as a program
+# --- the program
 
 
 def run_kills(scenario: str, folder: Path, kills: int, seed: int = 11, stages: str = "") -> str:
-    """Start this program, fail where it fails, and return the last line that it prints."""
+    """Run this program in a process of its own, and return the last line that it prints. Raise an AssertionError if it
+    fails.
+    """
     command = [sys.executable, "-m", "tools.kills", scenario, str(folder), str(kills), str(seed), stages]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -340,9 +348,10 @@ def run_kills(scenario: str, folder: Path, kills: int, seed: int = 11, stages: s
 
 
 def main(name: str, folder: Path, kills: int, seed: int, stages: str = "") -> str:
+    """Run one scenario, and return its summary."""
     if name == "bucket":
         return kill_in_bucket(folder, kills, seed, stages.split(","))
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads of tokenizers do not survive a fork
     blocks.BLOCK_CHARACTERS = 3000
     return kill_and_compare(SCENARIOS[name], folder, kills, seed)
 

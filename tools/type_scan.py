@@ -1,13 +1,14 @@
-"""Every type of the installed `transformers` with a head that the engine trains: right, or refused in words of ours.
+"""Test packs with every model type of the installed `transformers` that has a head which the engine trains.
 
     python -m tools.type_scan [TYPE...]
 
-Without types it tries all that are installed (eight minutes of one core) and writes the table of
-docs/pytorch.md#models-targets-heads; with types it prints their verdicts: *right*, *refused*, *not built* (no small random
-model of the type can be made here), or *WRONG*, which is a defect.
+Without types, the program tests all installed types (eight minutes on one core), and writes the tables of
+docs/pytorch.md#models-targets-heads. With types, it prints their verdicts: *right*, *refused*, *not built* (no small random
+model of the type can be built here), or *WRONG*, which is a defect.
 
-Of each type and head a tiny random model goes through the engine as `train` and `finetune` build it. What it gives
-packed sequences is held to what its own class gives each of them alone.
+For each type and head, the engine builds a tiny random model in the same way as `train` and `finetune`. The outputs for
+packed sequences are compared with the outputs of the model's own class for each sequence alone. A model may be refused, but
+only with a message of gaudi-bert that quotes no Python error.
 """
 
 from __future__ import annotations
@@ -46,35 +47,35 @@ HEADS = {
     "tags": (TaskHead("token-classification", 4), modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
 }
 HEADS["answers"] = (TaskHead("question-answering", 2), modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES)
-# What transformers leaves open and no model works without.
+# Settings that transformers does not define by default, but without which no model of the type works.
 OPEN = {"esm": {"pad_token_id": 1, "mask_token_id": 4, "position_embedding_type": "rotary"}}
-WINDOW = 24  # other than the one that the form was found with
+WINDOW = 24  # different from the window with which the mask format was found
 PYTHON = re.compile(r"\w(Error|Exception)\b|Traceback|'\w+' object|index out of range|size of tensor|unexpected keyword")
-"""What no refusal may quote."""
+"""Texts of Python errors, which the message of a rejected model must not contain."""
 _BOUND, _EXACT_BOUND = 1e-5, 1e-9
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pytorch.md"
 BLOCK = re.compile(r"(?<=<!-- types -->\n).*?(?=\n<!-- end of types -->)", re.DOTALL)
 
 
 def types() -> list[str]:
-    """The types that have any of the heads, in order."""
+    """Return the model types that have at least one of the heads, sorted."""
     return sorted({kind for _, names in HEADS.values() for kind in names})
 
 
 def heads_of(kind: str) -> list[str]:
-    """The heads that a type has."""
+    """Return the heads that a type has."""
     return [name for name, (_, names) in HEADS.items() if kind in names]
 
 
 def scan(kinds: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Type, head and verdict: `right`, `refused: REASON`, `not built: REASON` or `WRONG: WHAT`."""
+    """Yield (type, head, verdict). The verdict is `right`, `refused: REASON`, `not built: REASON` or `WRONG: PROBLEM`."""
     for kind in kinds:
         for name in heads_of(kind):
             yield kind, name, verdict_on(kind, name)
 
 
 def verdict_on(kind: str, name: str) -> str:
-    """The verdict on one type with one head."""
+    """Return the verdict on one type with one head."""
     with warnings.catch_warnings(), quiet_transformers():
         warnings.simplefilter("ignore")
         return _verdict(kind, name)
@@ -100,18 +101,20 @@ def _verdict(kind: str, name: str) -> str:
     torch.manual_seed(11)
     _randomize_weights(model.module)
     difference = difference_alone(model, head)
-    if difference > _BOUND:  # in float64 rounding goes, and defects stay
+    if difference > _BOUND:  # in float64, rounding errors become negligible, but defects remain
         model.module.double()
-        if hasattr(model.module, "set_experts_implementation"):  # the usual one has no float64
+        if hasattr(model.module, "set_experts_implementation"):  # the default implementation does not support float64
             model.module.set_experts_implementation("eager")
         difference = difference_alone(model, head) * _BOUND / _EXACT_BOUND
     return "right" if difference <= _BOUND else f"WRONG: packed and alone differ by {difference:.1e} of the largest output"
 
 
 def _filled_config(kind: str, class_of_type: Any, *, causal: bool) -> Any:
-    """The usual config of a type for a class, with the settings that `transformers` leaves open filled in."""
+    """Return the default config of a type for a class, with values for settings that `transformers` leaves undefined."""
     config = transformers.AutoConfig.for_model(kind)
-    if not isinstance(config, class_of_type.config_class):  # a model of text and images, of which this head takes the text
+    if not isinstance(
+        config, class_of_type.config_class
+    ):  # a model of text and images, of which this head uses only the text part
         config = config.get_text_config()
     for each in {id(one): one for one in (config, config.get_text_config())}.values():
         usual = {
@@ -129,14 +132,14 @@ def _filled_config(kind: str, class_of_type: Any, *, causal: bool) -> Any:
 
 
 def _of_layers(value: Any, config: Any) -> Any:
-    """A setting with entries for layers, without those that the small copy has not."""
+    """Remove from a setting with one entry per layer the entries for layers that the small copy does not have."""
     if not isinstance(value, dict) or not value or not all(str(key).isdecimal() for key in value):
         return value
     return {key: own for key, own in value.items() if int(key) < config.get_text_config().num_hidden_layers}
 
 
 def difference_alone(model: Any, head: TaskHead) -> float:
-    """The largest difference between packed and alone, of the largest output."""
+    """Return the largest difference between the outputs of packed and single sequences, relative to the largest output."""
     tokens = find_ordinary_tokens(model.module.config)
     packs = packs_of(head, len(tokens) + 5)
     for each in (each for pack in packs for each in pack):
@@ -173,7 +176,7 @@ _ALIKE = (
     (re.compile(r"encoder-decoder models"), "an encoder with a decoder, which reads another text"),
     (re.compile(r"accepts no position_ids"), "it takes no positions, and no mask is right for it"),
     (re.compile(r"fails on packs of|no mask keeps|computes wrong outputs"), "no mask is right for it"),
-    (re.compile(r"input_ids alone|a few tokens"), "it needs inputs besides tokens"),
+    (re.compile(r"input_ids alone|a short input"), "it needs inputs besides tokens"),
     (re.compile(r"the head returns"), "its head mixes the texts of a row"),
     (re.compile(r"how the model numbers"), "its positions cannot be determined"),
     (re.compile(r"one output vector per token"), "it gives no vector for each token"),
@@ -184,7 +187,7 @@ _ALIKE = (
 
 
 def table(verdicts: list[tuple[str, str, str]]) -> str:
-    """The verdicts as Markdown: how many of each head, and which types."""
+    """Format the verdicts as Markdown tables: the number of types for each head, and the types for each verdict."""
     groups: dict[str, dict[str, list[str]]] = {}
     for kind, head, verdict in verdicts:
         groups.setdefault(_group(verdict), {}).setdefault(kind, []).append(head)
@@ -210,7 +213,7 @@ def _named(kind: str, heads: list[str]) -> str:
 
 
 def main() -> None:
-    """Print verdicts as they come; write the table when all are known."""
+    """Print each verdict as soon as it is known. If all types were tested, write the tables."""
     verdicts = []
     for verdict in scan(sys.argv[1:] or types()):
         verdicts.append(verdict)

@@ -1,10 +1,12 @@
-"""Pretrain BERT on packs in plain PyTorch, in one process or several; stop it, and resume with any number of them.
+"""Pretrain BERT on packs in plain PyTorch, in one or several processes, with checkpoints.
 
     python examples/pytorch/pretrain_torchrun.py --data packed/ --out run/
     torchrun --standalone --nproc-per-node 2 examples/pytorch/pretrain_torchrun.py --data packed/ --out run/
 
-An update holds `--batch-packs` packs over all processes, in micro-batches of `--micro-batch-packs` on each, and its loss is
-divided by its counts: neither number changes what is learnt.
+An update contains `--batch-packs` packs over all processes. Each process computes its packs in micro-batches of
+`--micro-batch-packs` packs. The loss is divided by the number of labels in the complete update, so the size of the
+micro-batches and the number of processes do not change what the model learns. A stopped run can be resumed with any number
+of processes.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDat
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="a packed folder")
-    parser.add_argument("--out", type=Path, required=True, help="where the checkpoint goes")
-    parser.add_argument("--batch-packs", type=int, default=32, help="packs of one update, over all processes")
+    parser.add_argument("--data", type=Path, required=True, help="packed folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
+    parser.add_argument("--batch-packs", type=int, default=32, help="number of packs in an update, over all processes")
     parser.add_argument("--micro-batch-packs", type=int, default=4)
-    parser.add_argument("--updates", type=int, default=1000, help="of the whole run")
+    parser.add_argument("--updates", type=int, default=1000, help="number of updates in the run")
     parser.add_argument("--save-every", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--hidden-size", type=int, default=768)
@@ -44,13 +46,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def endless(loader: PackedLoader) -> Iterator[Any]:
-    """Batches of epoch after epoch."""
+    """Yield the batches of one epoch after another."""
     while True:
         yield from loader
 
 
 def train(options: argparse.Namespace, rank: int, processes: int) -> None:
-    """All updates that the checkpoint does not have."""
+    """Run all updates that follow the checkpoint, or all updates if there is no checkpoint."""
     metadata = RecordMetadata.read(options.data)
     config = BertConfig(
         vocab_size=metadata.vocabulary.size if metadata.vocabulary is not None else 30522,
@@ -91,7 +93,7 @@ def train(options: argparse.Namespace, rank: int, processes: int) -> None:
         losses = []
         for batch in micro:
             loss = trained(**batch, num_items_in_batch=counts).loss
-            (loss * processes).backward()  # DistributedDataParallel takes the mean of the processes, and this is a sum
+            (loss * processes).backward()  # DistributedDataParallel averages gradients over processes, but the loss is a sum
             losses.append(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

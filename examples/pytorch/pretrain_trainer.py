@@ -1,11 +1,12 @@
-"""Pretrain BERT on packs with the Trainer of `transformers`; with GaudiTrainer on Gaudi cards.
+"""Pretrain BERT on packs with the Trainer of `transformers`, or with GaudiTrainer on Gaudi cards.
 
     python examples/pytorch/pretrain_trainer.py --data packed/ --out run/ --max-steps 1000
     torchrun --standalone --nproc-per-node 2 examples/pytorch/pretrain_trainer.py --data packed/ --out run/
     python examples/pytorch/pretrain_trainer.py --gaudi --data packed/ --out run/
 
-The arguments are those of padded rows; `translate_arguments` translates them for packs. The same command resumes a stopped
-run, with any number of processes. `--gaudi` follows the documentation of optimum-habana; it has never run on a card.
+The options are those of training on padded rows, and `translate_arguments` translates them for packs. The same command
+resumes a stopped run, with any number of processes. `--gaudi` follows the documentation of optimum-habana, and has never run
+on a Gaudi card.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ class PackedTrainer(PackedTrainerMixin, Trainer):
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="a packed folder")
-    parser.add_argument("--out", type=Path, required=True, help="where checkpoints and the model go")
-    parser.add_argument("--batch-sequences", type=int, default=64, help="sequences of one update, over all processes")
-    parser.add_argument("--batch-packs", type=int, default=4, help="packs of a micro-batch")
+    parser.add_argument("--data", type=Path, required=True, help="packed folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the model")
+    parser.add_argument(
+        "--batch-sequences", type=int, default=64, help="number of sequences in an update, over all processes"
+    )
+    parser.add_argument("--batch-packs", type=int, default=4, help="number of packs in a micro-batch")
     parser.add_argument("--max-steps", type=int, default=1000)
     parser.add_argument("--save-steps", type=int, default=200)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
@@ -52,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def training_arguments(options: argparse.Namespace, packing_factor: float, processes: int) -> dict[str, Any]:
-    """Arguments of Trainer: `--batch-sequences` rows of one sequence, translated for packs."""
+    """Return Trainer's arguments for `--batch-sequences` rows of one sequence, translated for packs."""
     padded = {
         "output_dir": str(options.out),
         "per_device_train_batch_size": max(1, options.batch_sequences // processes),
@@ -68,7 +71,7 @@ def training_arguments(options: argparse.Namespace, packing_factor: float, proce
 
 
 def make_trainer(options: argparse.Namespace) -> Any:
-    """The trainer, with its model and its share of the data."""
+    """Return the trainer with its model and the packs of this process."""
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     metadata = RecordMetadata.read(options.data)
     arguments = training_arguments(options, metadata.packing_factor, processes)
@@ -99,14 +102,14 @@ def make_trainer(options: argparse.Namespace) -> Any:
         trainer_arguments = {"args": TrainingArguments(**arguments, use_cpu=not torch.cuda.is_available())}
     collator = PackCollator(
         target, config, gather_heads=True, masked_slots=metadata.masked_slots, depth=metadata.depth
-    )  # the sizes of the metadata give every batch one static shape
+    )  # with the sizes from the metadata, all batches have the same static shape
     model = PackedBertForPreTraining(config)
     dataset = PackedDataset(options.data, rank, processes, options.seed)
     return kind(model=model, train_dataset=dataset, data_collator=collator, **trainer_arguments)
 
 
 def main() -> None:
-    """Train, from the last checkpoint where there is one."""
+    """Train, starting from the last checkpoint if there is one."""
     options = parse_arguments()
     trainer = make_trainer(options)
     last = get_last_checkpoint(str(options.out)) if options.out.is_dir() else None
