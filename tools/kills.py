@@ -210,7 +210,7 @@ def check_what_looks_finished(out: Path, whole: dict[str, bytes]) -> None:
 def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) -> str:
     """Kill the stages of a scenario until the number of kills is reached, compare each result, and return a summary."""
     rng, source = random.Random(seed), scenario.make_input(folder)
-    for group in scenario.steps(source, folder / "whole", 1, 0):  # loads the kernels, and starts no thread
+    for group in scenario.steps(source, folder / "whole", 1, 0):  # load the kernels, without starting threads
         for action in group:
             action()
     whole = contents(folder / "whole")
@@ -287,14 +287,14 @@ def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
 
 def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> str:
     """Kill pipeline stages whose data are in a bucket with an unreliable server, compare the result, and return a summary."""
-    import s3fs  # noqa: F401 - loaded here once, not by every fork
+    import s3fs  # noqa: F401 - import once here instead of in every fork
 
     rng = random.Random(seed)
     os.environ.update(ENVIRONMENT)
     write_text_files(folder / "text")
     local = RunRequest(pipeline(str(folder / "text"), {}), folder / "disk", folder, a_run(workers=1))
     data = [stage for stage in stages if stage not in ("train", "evaluate", "report")]
-    run_stages(local, data)  # loads the kernels, and starts no thread
+    run_stages(local, data)  # load the kernels, without starting threads
     finish(lambda: run_stages(local, stages))
     root = folder / "disk" / "small"
     wanted = contents(root)
