@@ -36,8 +36,8 @@ from measuring import measured, show, show_processor
 
 def lengths_of(sequences: int, row: int) -> np.ndarray:
     """Return int32 lengths, which are the same in every call."""
-    drawn = np.random.default_rng(1).lognormal(6.3, 1.1, sequences).astype(np.float32)
-    return np.clip(drawn, 1, row).astype(np.int32)
+    lengths = np.random.default_rng(1).lognormal(6.3, 1.1, sequences).astype(np.float32)
+    return np.clip(lengths, 1, row).astype(np.int32)
 
 
 def plain_best_fit(lengths: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray]:

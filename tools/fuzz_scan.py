@@ -155,7 +155,7 @@ def single_values_unpacked(key: str, values: list) -> bytes:
 
 
 def odd_but_legal(rng: random.Random, payload: bytes) -> bytes:
-    """Return valid protobuf that few writers produce: other encodings, repeated or additional map entries, unknown fields."""
+    """Return valid but unusual protobuf: other encodings, repeated or additional map entries, unknown fields."""
     features, other = random_features(rng), random_features(rng)
     repeated = rng.choice(UNPACKED_KEYS)
     encodings = [packed_list, unpacked_list, split_list]
@@ -359,7 +359,7 @@ def rows_of(records: UnpackedFormat) -> list[dict]:
 
 
 def check(mutant: Mutant, path: Path, guarded: GuardedBuffer, piece_buffer: np.ndarray) -> str:
-    """Scan one mutant in both kinds of buffers, and return "refused" or "read". Raise an exception if the result is wrong."""
+    """Scan one mutant in both kinds of buffers, and return "refused" or "read". Raise an error if the result is wrong."""
     path.write_bytes(mutant.data)
     good, bad_number, bad_offset = expectation(mutant.data)
     outcomes = set()
