@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 import torch
 from records_data import DEPTH, HISTOGRAM, QUIET, VOCABULARY, frame, make_example
-from training_data import training_flops_a_row
+from training_data import count_training_flops_per_row
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.packed import RecordMetadata
@@ -194,7 +194,7 @@ class Theirs:
 
     def __init__(self, card: Card, config: BertConfig, batches: list[Batch], implementation: str) -> None:
         import transformers
-        from training_peers import padded_tensors
+        from training_peers import convert_unpacked_batch
 
         own = transformers.BertConfig(**config.to_json(), attn_implementation=implementation)
         dtype = torch.bfloat16 if implementation == "flash_attention_2" else torch.float32
@@ -202,7 +202,7 @@ class Theirs:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, weight_decay=0.01)
         names = ("input_ids", "attention_mask", "token_type_ids", "labels", "next_sentence_label")
         self._batches = [
-            {name: tensor.to(card.device.name) for name, tensor in padded_tensors(batch).items() if name in names}
+            {name: tensor.to(card.device.name) for name, tensor in convert_unpacked_batch(batch).items() if name in names}
             for batch in batches
         ]
         self._kind, self._update = card.kind, 0
@@ -220,13 +220,13 @@ class Theirs:
             self._optimizer.step()
 
 
-def losses(card: Card, records: Records, config: BertConfig, updates: int) -> list[float]:
+def compute_losses(card: Card, records: Records, config: BertConfig, updates: int) -> list[float]:
     """Return the loss after each update of eight packs, in float32."""
     sums = [each() for each in Ours(card, config, records.packed, 8, "float32").run(updates)]
     return [float(each[0] / each[1] + each[2] / each[3]) for each in sums]
 
 
-def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, peak: float) -> dict[str, Any]:
+def measure_model(card: Card, config: BertConfig, records: Records, size: Rehearsal, peak: float) -> dict[str, Any]:
     """Measure one model at one length."""
     length = records.packed.schema.max_sequence_length
     rows, updates = max(size.tokens_an_update // length, 1), size.updates
@@ -241,7 +241,7 @@ def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, p
         card.forget()
     sequences = {"packed": rows * updates * records.factor, "padded": rows * updates}
     rates = {name: sequences[name] / seconds[name] for name in seconds}
-    work = rows * updates * training_flops_a_row(config, records.packed)
+    work = rows * updates * count_training_flops_per_row(config, records.packed)
     batches = read_training_batches(records.padded, config, rows, TrainingOrder(seed=1, shuffle_packs=4096))
     some = [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(2)]
     theirs: dict[str, Any] = {}
@@ -268,7 +268,7 @@ def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, p
     }
 
 
-def variants(card: Card, config: BertConfig, records: Records, size: Rehearsal) -> dict[str, float]:
+def measure_variants(card: Card, config: BertConfig, records: Records, size: Rehearsal) -> dict[str, float]:
     """Return the packed sequences per second on a GPU with deterministic kernels, with any kernels, and with compilation."""
     rows, rates = max(size.tokens_an_update // records.packed.schema.max_sequence_length, 1), {}
     for name, deterministic, compiled in (("default", True, False), ("any_kernels", False, False), ("compiled", True, True)):
@@ -281,7 +281,7 @@ def variants(card: Card, config: BertConfig, records: Records, size: Rehearsal) 
     return rates
 
 
-def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the sequences per second of one process, and of two processes that train together, each on its own device."""
     rates = {}
     for size in (1, 2):
@@ -298,7 +298,7 @@ def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"sequences_per_second": rates, "two_over_one": rates["2"] / rates["1"]}
 
 
-def one_process(card: Card, size: Rehearsal, config: BertConfig) -> float:
+def measure_one_process(card: Card, size: Rehearsal, config: BertConfig) -> float:
     """Return the sequences per second of all processes together."""
     with tempfile.TemporaryDirectory() as folder:
         records = make_records(Path(folder), 128, size)
@@ -319,7 +319,7 @@ def main() -> None:
     sizes = {"bert-base": BertConfig(vocab_size=size.vocabulary, **TINY)} if arguments.small else SIZES
     card = Card(_device(arguments.device), size.rounds)
     if arguments.process:
-        rate = one_process(card, size, sizes["bert-base"])
+        rate = measure_one_process(card, size, sizes["bert-base"])
         if card.communicator.is_first:
             print(json.dumps(rate))
         return
@@ -333,10 +333,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         records = {length: make_records(Path(folder), length, size) for length in LENGTHS}
         devices = {"card": card, "cpu": Card("cpu", size.rounds)}
-        curves = {name: losses(each, records[128], plain, size.updates_of_losses) for name, each in devices.items()}
+        curves = {name: compute_losses(each, records[128], plain, size.updates_of_losses) for name, each in devices.items()}
         found = {
             name: {
-                str(length): in_time(lambda c=config, r=records[length]: measure(card, c, r, size, peak), 0.75)
+                str(length): in_time(lambda c=config, r=records[length]: measure_model(card, c, r, size, peak), 0.75)
                 for length in LENGTHS
             }
             for name, config in sizes.items()
@@ -344,7 +344,7 @@ def main() -> None:
         several = card.module is None or card.module.device_count() > 1
         compared = None
         if card.kind == "cuda":
-            compared = in_time(lambda: variants(card, sizes["bert-base"], records[512], size), 0.75)
+            compared = in_time(lambda: measure_variants(card, sizes["bert-base"], records[512], size), 0.75)
     result = {
         "card": card.device.description,
         "versions": {"gaudi-bert": __version__, "torch": torch.__version__},
@@ -352,7 +352,7 @@ def main() -> None:
         "losses": {**curves, "largest_difference": float(np.max(np.abs(np.subtract(*curves.values()))))},
         "models": found,
         "bert_base_512_sequences_per_second": compared,
-        "two_processes": in_time(lambda: two_processes(arguments), 0.85) if several else None,
+        "two_processes": in_time(lambda: measure_two_processes(arguments), 0.85) if several else None,
         "seconds": round(time.monotonic() - began, 1),
     }
     print(json.dumps(result, indent=2))

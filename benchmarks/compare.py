@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measuring import measured, show_processor
+from measuring import measure_time_and_memory, print_processor
 from peers import PEERS, ListedLengths
 
 from gaudi_bert.common.progress import Reporter
@@ -82,7 +82,7 @@ def compare(source: str, depth: str) -> Comparison:
     rows = []
     for name, called, count in packers:
         count(few)
-        run = measured(lambda count=count: count(listed))
+        run = measure_time_and_memory(lambda count=count: count(listed))
         rows.append(Row(name, called, run.result, run.seconds))
     return Comparison(source, max(bounds), sorted(rows, key=lambda row: row.packs))
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--histograms", nargs="+", default=list(list_bundled_histograms()))
     parser.add_argument("--depth", default="max")
     arguments = parser.parse_args()
-    show_processor()
+    print_processor()
     print_table([compare(name, arguments.depth) for name in arguments.histograms])
 
 

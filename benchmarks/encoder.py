@@ -26,10 +26,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from finetuning_data import SHARED, emotions, minilm
-from measuring import InOwnProcess, show, show_processor, timed
-from serving import texts_of
-from tokenising import byte_level_bpe
+from finetuning_data import SHARED, find_minilm_folder, read_emotions
+from measuring import BenchmarkProcess, measure_seconds, print_figure, print_processor
+from serving import draw_texts
+from tokenising import train_byte_level_bpe
 
 from gaudi_bert.common.processor import read_processor
 
@@ -41,7 +41,7 @@ numpy.save(sys.argv[3], model.encode([json.loads(line)["text"] for line in open(
 """
 
 
-def models() -> dict[str, Any]:
+def make_model_configs() -> dict[str, Any]:
     """Return the configs of random models by name."""
     import transformers
 
@@ -68,18 +68,22 @@ def compare(name: str, config: Any, texts: list[str], rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         transformers.AutoModel.from_config(config).save_pretrained(folder)
         tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=byte_level_bpe(texts, 8000), pad_token="<pad>", cls_token="<s>", model_max_length=512
+            tokenizer_object=train_byte_level_bpe(texts, 8000), pad_token="<pad>", cls_token="<s>", model_max_length=512
         )
         tokenizer.save_pretrained(folder)
         peer = SentenceTransformer(folder, device="cpu")
         ours = PackedEncoder(transformers.AutoModel.from_pretrained(folder), tokenizer)
     difference = np.abs(ours.embed(texts[:64]) - peer.encode(texts[:64])).max()
-    taken = [(timed(lambda: ours.embed(texts)), timed(lambda: peer.encode(texts))) for _ in range(rounds)]
+    taken = [
+        (measure_seconds(lambda: ours.embed(texts)), measure_seconds(lambda: peer.encode(texts))) for _ in range(rounds)
+    ]
     print(f"{name}: vectors differ by at most {difference:.1e}")
-    show(f"{name}, {len(texts)} texts, ours, CPU time", [mine[0] for mine, _ in taken], "s")
-    show("sentence-transformers, CPU time", [other[0] for _, other in taken], "s")
-    show("compared with sentence-transformers, CPU time", [other[0] / mine[0] for mine, other in taken], "times", ">= 1.3")
-    show("the same, elapsed", [other[1] / mine[1] for mine, other in taken], "times")
+    print_figure(f"{name}, {len(texts)} texts, ours, CPU time", [mine[0] for mine, _ in taken], "s")
+    print_figure("sentence-transformers, CPU time", [other[0] for _, other in taken], "s")
+    print_figure(
+        "compared with sentence-transformers, CPU time", [other[0] / mine[0] for mine, other in taken], "times", ">= 1.3"
+    )
+    print_figure("the same, elapsed", [other[1] / mine[1] for mine, other in taken], "times")
 
 
 def compare_processes(texts: list[str], rounds: int) -> None:
@@ -94,14 +98,24 @@ def compare_processes(texts: list[str], rounds: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         data = Path(name) / "texts.jsonl"
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-        embed = [sys.executable, "-m", "gaudi_bert", "embed", "--model", str(minilm()), "--data", str(data), "--overwrite"]
-        peer = [sys.executable, "-c", PEER, str(minilm()), str(data), f"{name}/peer.npy"]
+        embed = [
+            sys.executable,
+            "-m",
+            "gaudi_bert",
+            "embed",
+            "--model",
+            str(find_minilm_folder()),
+            "--data",
+            str(data),
+            "--overwrite",
+        ]
+        peer = [sys.executable, "-c", PEER, str(find_minilm_folder()), str(data), f"{name}/peer.npy"]
         taken = [(cpu([*embed, "--out", f"{name}/{number}.npy"]), cpu(peer)) for number in range(rounds)]
         difference = np.abs(np.load(f"{name}/0.npy") - np.load(f"{name}/peer.npy")).max()
     print(f"processes: vectors differ by at most {difference:.1e}")
-    show(f"`embed` of {len(texts)} texts, whole process, CPU time", [mine for mine, _ in taken], "s")
-    show("sentence-transformers, whole process, CPU time", [other for _, other in taken], "s")
-    show("compared with sentence-transformers, CPU time", [other / mine for mine, other in taken], "times", ">= 1.2")
+    print_figure(f"`embed` of {len(texts)} texts, whole process, CPU time", [mine for mine, _ in taken], "s")
+    print_figure("sentence-transformers, whole process, CPU time", [other for _, other in taken], "s")
+    print_figure("compared with sentence-transformers, CPU time", [other / mine for mine, other in taken], "times", ">= 1.2")
 
 
 class EmbedFile:
@@ -119,7 +133,7 @@ class EmbedFile:
 
         options, settings = EmbedOptions(precision=self.precision), TaskSettings(too_long="truncate")
         Path(self.out).unlink(missing_ok=True)
-        embed(minilm(), self.data, self.out, options, settings, reporter=Reporter(quiet=True))
+        embed(find_minilm_folder(), self.data, self.out, options, settings, reporter=Reporter(quiet=True))
 
 
 class Encode:
@@ -130,7 +144,7 @@ class Encode:
         from sentence_transformers import SentenceTransformer
 
         self.model, self.texts, self.out = (
-            SentenceTransformer(str(minilm()), device="cpu"),
+            SentenceTransformer(str(find_minilm_folder()), device="cpu"),
             texts,
             f"{folder}/{precision}.npy",
         )
@@ -145,18 +159,20 @@ def compare_files(count: int, rounds: int) -> None:
     """Print the CPU time per text of both programs, measured in turn."""
     for kind in ("mix", "passages"):
         for precision in ("float32", "bfloat16") if read_processor().multiplies_bfloat16 else ("float32",):
-            texts, taken = texts_of(kind, count, 3), []
+            texts, taken = draw_texts(kind, count, 3), []
             with tempfile.TemporaryDirectory() as folder:
-                ours, peer = (InOwnProcess(each, folder, texts, precision) for each in (EmbedFile, Encode))
+                ours, peer = (BenchmarkProcess(each, folder, texts, precision) for each in (EmbedFile, Encode))
                 for number in range(-1, rounds):
-                    pair = (ours.timed(1), peer.timed(1))
+                    pair = (ours.measure_run(1), peer.measure_run(1))
                     taken += [(pair[0][0], pair[1][0])] if number >= 0 else []
                 found = [np.load(f"{folder}/{name}.npy").astype(np.float32) for name in (f"ours-{precision}", precision)]
             name = f"file of {count} texts, {kind}, {precision}"
             print(f"{name}: vectors differ by at most {np.abs(found[0] - found[1]).max():.1e}", flush=True)
-            show(f"{name}: `embed`, CPU time per text", [1000 * mine / count for mine, _ in taken], "ms")
-            show(f"{name}: `encode`, CPU time per text", [1000 * other / count for _, other in taken], "ms")
-            show(f"{name}: `embed` compared with `encode`", [other / mine for mine, other in taken], "times", ">= 1.7")
+            print_figure(f"{name}: `embed`, CPU time per text", [1000 * mine / count for mine, _ in taken], "ms")
+            print_figure(f"{name}: `encode`, CPU time per text", [1000 * other / count for _, other in taken], "ms")
+            print_figure(
+                f"{name}: `embed` compared with `encode`", [other / mine for mine, other in taken], "times", ">= 1.7"
+            )
 
 
 def main() -> None:
@@ -168,16 +184,16 @@ def main() -> None:
     parser.add_argument("--process", action="store_true")
     parser.add_argument("--files", action="store_true")
     options = parser.parse_args()
-    show_processor()
+    print_processor()
     if options.files:
         compare_files(options.rows, options.rounds)
         return
-    texts = [text for text, _ in emotions(SHARED, "dev", options.rows)]
+    texts = [text for text, _ in read_emotions(SHARED, "dev", options.rows)]
     if options.process:
         compare_processes(texts, options.rounds)
         return
     for name in options.models:
-        compare(name, models()[name], texts, options.rounds)
+        compare(name, make_model_configs()[name], texts, options.rounds)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,17 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from finetuning_data import SHARED, Tuner, emotion_names, minilm, one_emotion, planned, write_emotion, write_entities
-from measuring import InOwnProcess, show, show_processor, timed
+from finetuning_data import (
+    SHARED,
+    Tuner,
+    find_minilm_folder,
+    read_emotion_names,
+    read_single_emotions,
+    tokenize_and_pack,
+    write_entities,
+    write_single_emotions,
+)
+from measuring import BenchmarkProcess, measure_seconds, print_figure, print_processor
 
 SECTIONS = ("speed-up", "trainer", "quality")
 BATCH = 32
@@ -70,9 +79,12 @@ def measure_speed_up(options: argparse.Namespace) -> None:
 
     set_tensorflow_environment()
     depth, micro_batch = options.depth, options.micro_batch
-    sides = {name: planned(options.data, options.model, options.rows, d) for name, d in (("packed", depth), ("alone", 1))}
+    sides = {
+        name: tokenize_and_pack(options.data, options.model, options.rows, d)
+        for name, d in (("packed", depth), ("alone", 1))
+    }
     factor = sides["packed"].packing_factor
-    labels, vocabulary, steps = len(emotion_names(options.data)), 30522, options.micro_batches
+    labels, vocabulary, steps = len(read_emotion_names(options.data)), 30522, options.micro_batches
     unpacked_steps = max(1, round(steps * factor))
     tuners = {
         "packed": Tuner(sides["packed"], labels, vocabulary, micro_batch, steps),
@@ -90,15 +102,15 @@ def measure_speed_up(options: argparse.Namespace) -> None:
         for name in list(tuners)[:: 1 if number % 2 else -1]:
             tuner, updates = tuners[name], 4 if name == "packed" else 1
             before = tuner.sequences
-            seconds: np.ndarray = np.array(timed(lambda tuner=tuner, updates=updates: tuner.run(updates)))
+            seconds: np.ndarray = np.array(measure_seconds(lambda tuner=tuner, updates=updates: tuner.run(updates)))
             rates[name].append((tuner.sequences - before) / seconds)
     packed, alone = np.array(rates["packed"]), np.array(rates["alone"])
-    show("sequences/s, packed (wall)", list(packed[:, 1]), "/s")
-    show("sequences/s, unpacked (wall)", list(alone[:, 1]), "/s")
+    print_figure("sequences/s, packed (wall)", list(packed[:, 1]), "/s")
+    print_figure("sequences/s, unpacked (wall)", list(alone[:, 1]), "/s")
     for clock, number in (("CPU time", 0), ("wall", 1)):
         ratios = packed[:, number] / alone[:, number]
-        show(f"realized speed-up ({clock})", list(ratios), "times")
-        show(f"realized speed-up / factor ({clock})", list(ratios / factor), "", ">= 0.95")
+        print_figure(f"realized speed-up ({clock})", list(ratios), "times")
+        print_figure(f"realized speed-up / factor ({clock})", list(ratios / factor), "", ">= 0.95")
 
 
 class OurTrainer:
@@ -108,12 +120,14 @@ class OurTrainer:
         from gaudi_bert.engines.tensorflow import set_tensorflow_environment
 
         set_tensorflow_environment()
-        planned_data = planned(data, model, rows, depth)
-        tuner = Tuner(planned_data, len(emotion_names(data)), 30522, packs_of_batch(planned_data.packing_factor))
+        planned_data = tokenize_and_pack(data, model, rows, depth)
+        tuner = Tuner(
+            planned_data, len(read_emotion_names(data)), 30522, count_packs_per_update(planned_data.packing_factor)
+        )
         self.run = tuner.run
 
 
-def packs_of_batch(packing_factor: float) -> int:
+def count_packs_per_update(packing_factor: float) -> int:
     """Return the number of packs in an update of about `BATCH` sequences."""
     return max(1, round(BATCH / packing_factor))
 
@@ -123,46 +137,46 @@ def measure_trainer(options: argparse.Namespace) -> None:
     from finetuning_transformers import WaitingTrainer
 
     print(f"\ntrainer: GoEmotions, rows of 128, 4 layers of 256, {BATCH} sequences an update", flush=True)
-    factor = planned(options.data, options.model, options.rows, options.depth).packing_factor
+    factor = tokenize_and_pack(options.data, options.model, options.rows, options.depth).packing_factor
     # Every update has the same shapes, so its time does not depend on its packs. Therefore use the mean number of sequences.
     sequences = {name: float(steps * BATCH) for name, steps in STEPS.items()}
-    sequences["ours"] = STEPS["ours"] * packs_of_batch(factor) * factor
+    sequences["ours"] = STEPS["ours"] * count_packs_per_update(factor) * factor
     with patch.dict(os.environ):
         set_threads(options.threads or 1)
-        sides = {"ours": InOwnProcess(OurTrainer, options.data, options.model, options.rows, options.depth)}
+        sides = {"ours": BenchmarkProcess(OurTrainer, options.data, options.model, options.rows, options.depth)}
         for name in options.beside:
-            sides[name] = InOwnProcess(WaitingTrainer, options.data, options.model, name, BATCH, options.rows)
+            sides[name] = BenchmarkProcess(WaitingTrainer, options.data, options.model, name, BATCH, options.rows)
     found: dict[str, list[np.ndarray]] = {name: [] for name in sides}
     for number in range(-1, options.rounds):
         for name in list(sides)[:: 1 if number % 2 else -1]:
-            seconds = np.array(sides[name].timed(STEPS[name]))
+            seconds = np.array(sides[name].measure_run(STEPS[name]))
             if number >= 0:  # the first round is a warm-up
                 found[name].append(sequences[name] / seconds)
     rates = {name: np.array(values) for name, values in found.items()}
     for name, values in rates.items():
-        show(f"real sequences/s, {name} (wall)", list(values[:, 1]), "/s")
+        print_figure(f"real sequences/s, {name} (wall)", list(values[:, 1]), "/s")
     for name in options.beside:
         for clock, column in (("CPU time", 0), ("wall", 1)):
             ratios = rates["ours"][:, column] / rates[name][:, column]
-            show(f"ours / Trainer, {name} ({clock})", list(ratios), "times", GOALS[name])
+            print_figure(f"ours / Trainer, {name} ({clock})", list(ratios), "times", GOALS[name])
 
 
-def one_answer(data: Path, task: str, settings: dict[str, Any]) -> float:
+def compute_baseline_accuracy(data: Path, task: str, settings: dict[str, Any]) -> float:
     """Return the accuracy of always predicting the most frequent training label. For WNUT17, where the most frequent tag is
     no entity, return 0.
     """
     if task != "goemotions":
         return 0.0
     learnt, asked = (
-        [label for _, label in one_emotion(data, part, settings[most])]
+        [label for _, label in read_single_emotions(data, part, settings[most])]
         for part, most in (("train", "rows"), ("dev", "held_out"))
     )
     return asked.count(max(set(learnt), key=learnt.count)) / len(asked)
 
 
-def our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any], folder: Path) -> float:
+def measure_our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any], folder: Path) -> float:
     """Return the metric after the last update of `gaudi-bert finetune`."""
-    rows = write_emotion if task == "goemotions" else write_entities
+    rows = write_single_emotions if task == "goemotions" else write_entities
     ending = "tsv" if task == "goemotions" else "conll"
     files = [
         rows(options.data, part, most, folder / f"{part}.{ending}")
@@ -189,7 +203,7 @@ def our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any]
     return float(metrics[METRICS[task]])
 
 
-def their_quality(options: argparse.Namespace, task: str, settings: dict[str, Any], folder: Path) -> float:
+def measure_their_quality(options: argparse.Namespace, task: str, settings: dict[str, Any], folder: Path) -> float:
     """Return the metric after the last update of Trainer, which runs in a process of its own."""
     words = ["--theirs", json.dumps({"task": task, **settings}), "--data", options.data, "--model", options.model]
     command = [sys.executable, __file__, *map(str, words)]
@@ -207,16 +221,18 @@ def measure_quality(options: argparse.Namespace) -> None:
         print(f"\nquality: {task}, {name}, engine {options.engine}, {shown}", flush=True)
         found: dict[str, list[float]] = {"ours": [], "theirs": []}
         for seed in range(1, options.seeds + 1):
-            for whose, side in (("ours", our_quality), ("theirs", their_quality)):
+            for whose, side in (("ours", measure_our_quality), ("theirs", measure_their_quality)):
                 with tempfile.TemporaryDirectory() as folder:
                     began = time.perf_counter()
                     found[whose].append(100 * side(options, task, {**settings, "seed": seed}, Path(folder)))
                     took = time.perf_counter() - began
                 print(f"  seed {seed}, {whose}: {found[whose][-1]:.2f} % in {took:.0f} s", flush=True)
         metric = METRICS[task]
-        show(f"{metric}, gaudi-bert finetune, packed", found["ours"], "%")
-        show(f"{metric}, transformers Trainer", found["theirs"], "%")
-        show(f"{metric}, the same answer for all", [100 * one_answer(options.data, task, settings)], "%")
+        print_figure(f"{metric}, gaudi-bert finetune, packed", found["ours"], "%")
+        print_figure(f"{metric}, transformers Trainer", found["theirs"], "%")
+        print_figure(
+            f"{metric}, the same answer for all", [100 * compute_baseline_accuracy(options.data, task, settings)], "%"
+        )
         difference = np.mean(found["ours"]) - np.mean(found["theirs"])
         spread = max(np.ptp(found["ours"]), np.ptp(found["theirs"]))
         print(f"  means differ by {difference:+.2f} points; the wider spread of the seeds is {spread:.2f}", flush=True)
@@ -243,18 +259,18 @@ def main() -> None:
     parser.add_argument("--theirs", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.data = options.data.resolve()
-    options.model = (options.model or minilm()).resolve()
+    options.model = (options.model or find_minilm_folder()).resolve()
     if not (options.data / "goemotions").is_dir():
         print(f"{options.data}: holds no goemotions/: not measured; name the folder of the labelled data with --data")
         return
     if options.theirs:
-        from finetuning_transformers import quality
+        from finetuning_transformers import measure_quality
 
         settings = json.loads(options.theirs)
-        print(quality(options.data, options.model, settings.pop("task"), settings, Path("theirs")))
+        print(measure_quality(options.data, options.model, settings.pop("task"), settings, Path("theirs")))
         return
     set_threads(options.threads)
-    show_processor()
+    print_processor()
     started = time.perf_counter()
     sections: dict[str, Callable[[argparse.Namespace], None]] = {
         "speed-up": measure_speed_up,

@@ -29,7 +29,7 @@ QUALITY_LABELS = ("amusement", "anger", "curiosity", "gratitude", "love")
 per text, neither program predicts a label correctly after 750 updates."""
 
 
-def minilm() -> Path:
+def find_minilm_folder() -> Path:
     """Return the folder with MiniLM's weights and tokenizer. The package that contains the folder is not imported, because
     it imports other packages.
     """
@@ -39,19 +39,19 @@ def minilm() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
-def emotions(data: Path, part: str, most: int | None = None) -> list[tuple[str, list[int]]]:
+def read_emotions(data: Path, part: str, most: int | None = None) -> list[tuple[str, list[int]]]:
     """Return the first `most` comments of GoEmotions with their label numbers."""
     lines = (data / "goemotions" / f"{part}.tsv").read_text(encoding="utf-8").split("\n")
     rows = [line.split("\t") for line in lines if line][:most]
     return [(text, [int(number) for number in numbers.split(",")]) for text, numbers, _ in rows]
 
 
-def emotion_names(data: Path) -> list[str]:
+def read_emotion_names(data: Path) -> list[str]:
     """Return the label names of GoEmotions."""
     return (data / "goemotions" / "labels.txt").read_text(encoding="utf-8").split()
 
 
-def entities(data: Path, part: str, most: int | None = None) -> list[tuple[list[str], list[str]]]:
+def read_entities(data: Path, part: str, most: int | None = None) -> list[tuple[list[str], list[str]]]:
     """Return the first `most` sentences of WNUT17 as words and tags."""
     text = (data / "wnut17" / f"{part}.conll").read_text(encoding="utf-8")
     lines = [line.split("\t") if line.strip() else [] for line in text.replace("\r\n", "\n").split("\n")]
@@ -59,28 +59,28 @@ def entities(data: Path, part: str, most: int | None = None) -> list[tuple[list[
     return [([word for word, _ in block], [tag for _, tag in block]) for block in blocks]
 
 
-def one_emotion(data: Path, part: str, most: int) -> list[tuple[str, str]]:
+def read_single_emotions(data: Path, part: str, most: int) -> list[tuple[str, str]]:
     """Return the first `most` comments of GoEmotions whose only label is in QUALITY_LABELS, with this label."""
-    names = emotion_names(data)
-    labelled = ((text, names[numbers[0]]) for text, numbers in emotions(data, part) if len(numbers) == 1)
+    names = read_emotion_names(data)
+    labelled = ((text, names[numbers[0]]) for text, numbers in read_emotions(data, part) if len(numbers) == 1)
     return list(islice(((text, label) for text, label in labelled if label in QUALITY_LABELS), most))
 
 
-def write_emotion(data: Path, part: str, most: int, path: Path) -> Path:
+def write_single_emotions(data: Path, part: str, most: int, path: Path) -> Path:
     """Write the comments that `one_emotion` returns to a file that `gaudi-bert finetune` can read, and return its path."""
-    rows = one_emotion(data, part, most)
+    rows = read_single_emotions(data, part, most)
     path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows), encoding="utf-8")
     return path
 
 
 def write_entities(data: Path, part: str, most: int, path: Path) -> Path:
     """Write sentences of WNUT17 to a CoNLL file that `gaudi-bert finetune` can read, and return its path."""
-    blocks = ["".join(f"{w}\t{t}\n" for w, t in zip(*row, strict=True)) for row in entities(data, part, most)]
+    blocks = ["".join(f"{w}\t{t}\n" for w, t in zip(*row, strict=True)) for row in read_entities(data, part, most)]
     path.write_text("\n".join(blocks), encoding="utf-8")
     return path
 
 
-def planned(data: Path, model: Path, most: int | None, depth: int | str, length: int = 128) -> TaskData:
+def tokenize_and_pack(data: Path, model: Path, most: int | None, depth: int | str, length: int = 128) -> TaskData:
     """Tokenize and pack GoEmotions with the functions that `gaudi-bert finetune` uses."""
     from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.packing.algorithms import pack_histogram
@@ -104,7 +104,7 @@ def planned(data: Path, model: Path, most: int | None, depth: int | str, length:
         task="multi-label",
         settings=settings,
         max_sequence_length=length,
-        labels=tuple(emotion_names(data)),
+        labels=tuple(read_emotion_names(data)),
         file=file,
     )
     packing = pack_histogram(count_lengths(sequences.lengths, length), "optimal", depth)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from finetuning_data import QUALITY_LABELS, SIZE, emotion_names, emotions, entities, one_emotion
+from finetuning_data import QUALITY_LABELS, SIZE, read_emotion_names, read_emotions, read_entities, read_single_emotions
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 IGNORED = -100
@@ -23,9 +23,9 @@ Rows = list[dict[str, Any]]
 """The input features of each row."""
 
 
-def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length: int = 128) -> Rows:
+def encode_emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length: int = 128) -> Rows:
     """Return rows of GoEmotions, with one float per label."""
-    labels, rows = len(emotion_names(data)), emotions(data, part, most)
+    labels, rows = len(read_emotion_names(data)), read_emotions(data, part, most)
     encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=length)["input_ids"]
     targets = np.zeros((len(rows), labels), np.float32)
     for target, (_, numbers) in zip(targets, rows, strict=True):
@@ -33,18 +33,18 @@ def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length
     return [{"input_ids": i, "labels": t.tolist()} for i, t in zip(encoded, targets, strict=True)]
 
 
-def one_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: int = 128) -> Rows:
+def encode_single_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: int = 128) -> Rows:
     """Return comments of GoEmotions that have exactly one of a few labels."""
-    rows = one_emotion(data, part, most)
+    rows = read_single_emotions(data, part, most)
     encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=length)["input_ids"]
     labels = [QUALITY_LABELS.index(label) for _, label in rows]
     return [{"input_ids": ids, "labels": label} for ids, label in zip(encoded, labels, strict=True)]
 
 
-def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequence[str]) -> Rows:
+def encode_entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequence[str]) -> Rows:
     """Return sentences of WNUT17. The tag of a word is the label of its first word piece."""
     features = []
-    for words, tags in entities(data, part, most):
+    for words, tags in read_entities(data, part, most):
         encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=128)
         places = encoded.word_ids()
         firsts = [place is not None and place != before for before, place in zip([None, *places], places, strict=False)]
@@ -53,7 +53,7 @@ def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequenc
     return features
 
 
-def arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
+def make_training_arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
     """Return Trainer's arguments with gaudi-bert's default hyperparameters. Nothing is saved or reported."""
     given = {
         "learning_rate": 5e-5,
@@ -95,7 +95,7 @@ class WaitingTrainer(TrainerCallback):
         transformers.utils.logging.set_verbosity_error()
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        labels = len(emotion_names(data))
+        labels = len(read_emotion_names(data))
         config = transformers.BertConfig(
             vocab_size=len(tokenizer), num_labels=labels, problem_type="multi_label_classification", **SIZE
         )
@@ -104,8 +104,8 @@ class WaitingTrainer(TrainerCallback):
         more = {"train_sampling_strategy": "group_by_length"} if way == "grouped" else {}
         trainer = Trainer(
             model=transformers.BertForSequenceClassification(config),
-            args=arguments(Path(tempfile.mkdtemp()), batch, max_steps=1_000_000, **more),
-            train_dataset=emotion_rows(data, "train", most, tokenizer),
+            args=make_training_arguments(Path(tempfile.mkdtemp()), batch, max_steps=1_000_000, **more),
+            train_dataset=encode_emotion_rows(data, "train", most, tokenizer),
             data_collator=transformers.DataCollatorWithPadding(tokenizer, **padding),
             callbacks=[self],
         )
@@ -124,14 +124,14 @@ class WaitingTrainer(TrainerCallback):
             self._done.acquire()
 
 
-def emotion_figures(predictions: Any) -> dict[str, float]:
+def compute_accuracy(predictions: Any) -> dict[str, float]:
     """Return the accuracy."""
     from sklearn.metrics import accuracy_score
 
     return {"accuracy": float(accuracy_score(predictions.label_ids, predictions.predictions.argmax(axis=-1)))}
 
 
-def entity_figures(names: Sequence[str]) -> Callable[[Any], dict[str, float]]:
+def make_entity_metric(names: Sequence[str]) -> Callable[[Any], dict[str, float]]:
     """Return a function that computes the F1 score of entities."""
     from seqeval.metrics import f1_score
 
@@ -146,7 +146,7 @@ def entity_figures(names: Sequence[str]) -> Callable[[Any], dict[str, float]]:
     return figures
 
 
-def quality(data: Path, model: Path, task: str, settings: dict[str, Any], folder: Path) -> float:
+def measure_quality(data: Path, model: Path, task: str, settings: dict[str, Any], folder: Path) -> float:
     """Fine-tune the weights of `model` for a task with the given hyperparameters, and return the metric after the last
     update.
     """
@@ -155,19 +155,23 @@ def quality(data: Path, model: Path, task: str, settings: dict[str, Any], folder
     transformers.set_seed(settings["seed"])
     rows, held_out = settings["rows"], settings["held_out"]
     if task == "goemotions":
-        train, dev = (one_emotion_rows(data, part, most, tokenizer) for part, most in (("train", rows), ("dev", held_out)))
-        names, figures, metric = list(QUALITY_LABELS), emotion_figures, "accuracy"
+        train, dev = (
+            encode_single_emotion_rows(data, part, most, tokenizer) for part, most in (("train", rows), ("dev", held_out))
+        )
+        names, figures, metric = list(QUALITY_LABELS), compute_accuracy, "accuracy"
         kind: Any = transformers.AutoModelForSequenceClassification
         collator: Any = transformers.DataCollatorWithPadding(tokenizer)
     else:
-        names = sorted({tag for part in ("train", "dev") for _, tags in entities(data, part) for tag in tags})
-        train, dev = (entity_rows(data, p, most, tokenizer, names) for p, most in (("train", rows), ("dev", held_out)))
-        figures, metric = entity_figures(names), "f1"
+        names = sorted({tag for part in ("train", "dev") for _, tags in read_entities(data, part) for tag in tags})
+        train, dev = (
+            encode_entity_rows(data, p, most, tokenizer, names) for p, most in (("train", rows), ("dev", held_out))
+        )
+        figures, metric = make_entity_metric(names), "f1"
         kind = transformers.AutoModelForTokenClassification
         collator = transformers.DataCollatorForTokenClassification(tokenizer)
     trainer = Trainer(
         model=kind.from_pretrained(model, num_labels=len(names)),
-        args=arguments(
+        args=make_training_arguments(
             folder,
             settings["batch"],
             num_train_epochs=settings["epochs"],

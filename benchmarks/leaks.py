@@ -77,7 +77,7 @@ WAYS = {
 """The tested inputs: the targets of `PackCollator`, and inputs that other software uses."""
 
 
-def cell(model: Any, pack_inputs: PackInputs, way: str) -> str:
+def format_cell(model: Any, pack_inputs: PackInputs, way: str) -> str:
     """Return one cell of the table."""
     rows, changed = build_trial_packs(model.config, LENGTH, pack_inputs.longest_sequence)
     alone = compute_outputs_without_packing(model, pack_inputs, rows)
@@ -113,7 +113,7 @@ def main() -> None:
                 continue
             with make_computation_reproducible():
                 pack_inputs = determine_inputs_for_packs(model)
-                cells = [cell(model, pack_inputs, way) for way in WAYS]
+                cells = [format_cell(model, pack_inputs, way) for way in WAYS]
             print(f"| {name}, {attention.split('_')[0]} | " + " | ".join(cells) + " |", flush=True)
 
 

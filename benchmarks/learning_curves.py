@@ -83,7 +83,7 @@ def without_restart(batch: Batch) -> Batch:
     return {**batch, "positions": running_BL.astype(np.int32)}
 
 
-def one_to_a_row(batch: Batch) -> Batch:
+def split_packs_into_rows(batch: Batch) -> Batch:
     """Return the sequences of a packed batch in rows of their own. All other rows are empty."""
     from gaudi_bert.training.verify_model import collate_packs, split_packs
 
@@ -134,9 +134,9 @@ VARIANTS = {
 }
 ARMS = {
     "packed, no dropout": Arm(dropout=0.0),
-    "one to a row, no dropout": Arm(change=one_to_a_row, dropout=0.0),
+    "one to a row, no dropout": Arm(change=split_packs_into_rows, dropout=0.0),
     "packed": Arm(seeds=12),
-    "one to a row": Arm(change=one_to_a_row, seeds=12),
+    "one to a row": Arm(change=split_packs_into_rows, seeds=12),
     "unpacked": Arm(packed=False, seeds=12),
 }
 PAIRS = {
@@ -156,11 +156,11 @@ def make_data(work: Path) -> None:
 
     prepare_examples(PREPARE, work / "short", StageRun(QUIET), pipeline_folder=work)
     if not (work / "long").exists():
-        lengthen(work / "short" / "train", work / "long")
+        write_longer_records(work / "short" / "train", work / "long")
     pack_records(work / "long", work / "packed", PackingSettings(depth=DEPTH), StageRun(QUIET))
 
 
-def lengthen(short: Path, out: Path) -> None:
+def write_longer_records(short: Path, out: Path) -> None:
     """Write every record again with room for 128 tokens and 20 masked positions. The sequences are the same, with more
     padding.
     """
@@ -194,12 +194,12 @@ def use_one_thread() -> None:
 def train(work: Path, study: Study, name: str, arm: Arm, seed: int) -> dict[str, Any]:
     """Train one run, and return its metrics."""
     started = time.perf_counter()
-    points = [{key: round(value, 5) for key, value in point.items()} for point in points_of_run(work, study, arm, seed)]
+    points = [{key: round(value, 5) for key, value in point.items()} for point in iterate_points(work, study, arm, seed)]
     seconds = round(time.perf_counter() - started, 1)
     return {"variant": name, "seed": seed, "updates": study.training.updates, "seconds": seconds, "points": points}
 
 
-def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dict[str, float]]:
+def iterate_points(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dict[str, float]]:
     """Train, and yield the metrics on the held-out sequences at regular intervals."""
     from gaudi_bert.artefacts.training import LossMetrics
     from gaudi_bert.engines.protocol import Communicator, ModelSpec
@@ -271,12 +271,15 @@ def print_pairs(runs: list[dict[str, Any]]) -> None:
     for label, (one, other) in PAIRS.items():
         print(f"{label}: {one} minus {other}")
         for quarter, differences in enumerate((losses[one] - losses[other]).T, start=1):
-            print(f"  after {quarter}/{PAIRED.evaluations} of the updates: {interval(differences)}")
+            print(f"  after {quarter}/{PAIRED.evaluations} of the updates: {format_interval(differences)}")
     for name, values in losses.items():
-        print(f"{name}: held-out loss at the end {span(values[:, -1])}, standard deviation {values[:, -1].std(ddof=1):.4f}")
+        print(
+            f"{name}: held-out loss at the end {format_range(values[:, -1])}, "
+            f"standard deviation {values[:, -1].std(ddof=1):.4f}"
+        )
 
 
-def interval(differences: np.ndarray) -> str:
+def format_interval(differences: np.ndarray) -> str:
     """Format the mean and the 95 % confidence interval over seeds."""
     from scipy.stats import t
 
@@ -288,7 +291,7 @@ def interval(differences: np.ndarray) -> str:
 # --- the curves in numbers
 
 
-def curves_of(content: dict[str, Any], variant: str, figure: str) -> tuple[np.ndarray, np.ndarray]:
+def interpolate_curves(content: dict[str, Any], variant: str, figure: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of sequences, [points], and the metric of every seed at these points, [seeds, points].
 
     The number of sequences in a packed update varies, so the metrics of every run are interpolated at the points of the
@@ -311,13 +314,13 @@ def print_curves(content: dict[str, Any]) -> None:
     print(f"\npacking factor {content['packing_factor']:.3f}, at most {content['depth']} sequences a row; at the end:")
     for variant in VARIANTS:
         loss, accuracy, sentences = (
-            span(curves_of(content, variant, figure)[1][:, -1])
+            format_range(interpolate_curves(content, variant, figure)[1][:, -1])
             for figure in ("masked_lm_loss", "masked_lm_accuracy", "next_sentence_accuracy")
         )
         print(f"  {variant:<12} held-out masked-LM loss {loss}, accuracy {accuracy}, next-sentence accuracy {sentences}")
     for figure in ("masked_lm_loss", "masked_lm_accuracy"):
-        places, unpacked = curves_of(content, "unpacked", figure)
-        _, packed = curves_of(content, "packed", figure)
+        places, unpacked = interpolate_curves(content, "unpacked", figure)
+        _, packed = interpolate_curves(content, "packed", figure)
         apart = np.abs(packed.mean(axis=0) - unpacked.mean(axis=0))
         spread = np.maximum(np.ptp(packed, axis=0), np.ptp(unpacked, axis=0))
         inside = int(np.count_nonzero(apart <= spread))
@@ -327,7 +330,7 @@ def print_curves(content: dict[str, Any]) -> None:
         )
 
 
-def span(values: np.ndarray) -> str:
+def format_range(values: np.ndarray) -> str:
     """Format the mean and the range."""
     return f"{values.mean():.4f} [{values.min():.4f} to {values.max():.4f}]"
 

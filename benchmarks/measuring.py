@@ -27,7 +27,7 @@ from gaudi_bert.common.processor import read_processor
 IMITATIONS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES")
 
 
-def processor() -> str:
+def describe_processor() -> str:
     """Return the name of this machine's processor with its vector instructions and number of cores, for example `AMD EPYC,
     AVX2, 2 cores`, followed by the environment variables that limit its instructions.
     """
@@ -37,12 +37,12 @@ def processor() -> str:
     return ", ".join([found.name, found.instructions, f"{cores} cores", *imitated])
 
 
-def show_processor() -> None:
+def print_processor() -> None:
     """Print the kind of processor, because figures that were measured on different processors cannot be compared."""
-    print(f"measured on {processor()}", flush=True)
+    print(f"measured on {describe_processor()}", flush=True)
 
 
-def show(label: str, values: Sequence[float], unit: str, goal: str = "") -> None:
+def print_figure(label: str, values: Sequence[float], unit: str, goal: str = "") -> None:
     """Print the median and the range of repeated measurements, and record them in the file of figures.
 
     Args:
@@ -52,12 +52,12 @@ def show(label: str, values: Sequence[float], unit: str, goal: str = "") -> None
         goal: The value that should be reached, which is printed after the measurements.
     """
     middle = float(np.median(values))
-    _record(label, {"median": middle, "lowest": min(values), "highest": max(values), "unit": unit})
+    _record_figure(label, {"median": middle, "lowest": min(values), "highest": max(values), "unit": unit})
     text = f"  {label:<58} {middle:>9.3g} {unit:<9} [{min(values):.3g} to {max(values):.3g}]"
     print(text + (f"   goal {goal}" if goal else ""), flush=True)
 
 
-def _record(label: str, figure: dict[str, Any]) -> None:
+def _record_figure(label: str, figure: dict[str, Any]) -> None:
     """Write a figure to the file that the environment variable `GAUDI_BERT_FIGURES` names, under the command line of this
     benchmark. If the variable is not set, do nothing.
     """
@@ -68,7 +68,7 @@ def _record(label: str, figure: dict[str, Any]) -> None:
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"figures": [], "runs": {}}
     command = shlex.join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     run = content["runs"].setdefault(command, {})
-    run["processor"] = processor()
+    run["processor"] = describe_processor()
     run.setdefault("figures", {})[label] = {
         key: float(f"{value:.4g}") if isinstance(value, (int, float)) else value for key, value in figure.items()
     }
@@ -84,14 +84,14 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]
         print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, float]:
+def measure_seconds(function: Callable[[], Any]) -> tuple[float, float]:
     """Call `function`, and return the CPU seconds (of all threads of this process) and the elapsed seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     function()
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-class InOwnProcess:
+class BenchmarkProcess:
     """An object that is built and run in another process. Only the parent process receives the measured times.
 
     Args:
@@ -107,7 +107,7 @@ class InOwnProcess:
         self._end, other = context.Pipe()
         context.Process(target=_serve, args=(other, build, arguments), daemon=True).start()
 
-    def timed(self, updates: int) -> tuple[float, float]:
+    def measure_run(self, updates: int) -> tuple[float, float]:
         """Run `run(updates)` of the object, and return the CPU seconds and the elapsed seconds."""
         self._end.send(updates)
         cpu, wall = self._end.recv()
@@ -120,7 +120,7 @@ def _serve(end: Connection, build: Callable[..., Any], arguments: tuple[Any, ...
     with contextlib.suppress(EOFError):  # the benchmark closes its end of the pipe when it is done
         while True:
             updates = end.recv()
-            end.send(timed(lambda updates=updates: built.run(updates)))
+            end.send(measure_seconds(lambda updates=updates: built.run(updates)))
 
 
 # --- time and memory of a call
@@ -129,7 +129,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)  # Python 3.10 has no generic named tuples
-class Measured(Generic[Result]):
+class MeasuredCall(Generic[Result]):
     """The result of a call, its elapsed seconds, and by how many bytes the peak of resident memory rose during the call. The
     memory is None if the operating system does not report it.
     """
@@ -139,14 +139,14 @@ class Measured(Generic[Result]):
     memory_bytes: int | None
 
 
-def measured(function: Callable[[], Result]) -> Measured[Result]:
+def measure_time_and_memory(function: Callable[[], Result]) -> MeasuredCall[Result]:
     """Call `function`, and return its result with its elapsed time and its peak memory."""
     before = _reset_peak()
     started = time.perf_counter()
     result = function()
     seconds = time.perf_counter() - started
     after = _status_bytes("VmHWM")
-    return Measured(result, seconds, None if before is None or after is None else max(after - before, 0))
+    return MeasuredCall(result, seconds, None if before is None or after is None else max(after - before, 0))
 
 
 def _reset_peak() -> int | None:

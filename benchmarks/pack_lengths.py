@@ -31,16 +31,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measuring import measured, show, show_processor
+from measuring import measure_time_and_memory, print_figure, print_processor
 
 
-def lengths_of(sequences: int, row: int) -> np.ndarray:
+def draw_lengths(sequences: int, row: int) -> np.ndarray:
     """Return int32 lengths, which are the same in every call."""
     lengths = np.random.default_rng(1).lognormal(6.3, 1.1, sequences).astype(np.float32)
     return np.clip(lengths, 1, row).astype(np.int32)
 
 
-def plain_best_fit(lengths: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray]:
+def pack_by_plain_best_fit(lengths: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices and offsets of packs. In descending order, each length goes to the pack with the least sufficient
     room.
     """
@@ -85,20 +85,20 @@ def plain_best_fit(lengths: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarra
     return np.argsort(pack_of, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(pack_of, minlength=packs))])
 
 
-def run_plain(sequences: int, row: int) -> dict[str, float]:
+def measure_plain_best_fit(sequences: int, row: int) -> dict[str, float]:
     """Measure the plain best fit in this process."""
-    lengths = lengths_of(sequences, row)
+    lengths = draw_lengths(sequences, row)
     np.argsort(lengths, kind="stable")
-    plain = measured(lambda: plain_best_fit(lengths, row))
+    plain = measure_time_and_memory(lambda: pack_by_plain_best_fit(lengths, row))
     indices, offsets = plain.result
     if np.add.reduceat(lengths[indices].astype(np.int64), offsets[:-1]).max() > row:
         raise SystemExit("the plain best fit overfills a pack")
     return {"MiB": (plain.memory_bytes or 0) / 2**20, "packs": offsets.size - 1}
 
 
-def run_once(sequences: int, row: int) -> dict[str, float]:
+def measure_pack_lengths(sequences: int, row: int) -> dict[str, float]:
     """Measure `pack_lengths` in this process."""
-    lengths = lengths_of(sequences, row)
+    lengths = draw_lengths(sequences, row)
     sorting = time.perf_counter()
     np.argsort(lengths, kind="stable")
     sorting = time.perf_counter() - sorting
@@ -109,7 +109,7 @@ def run_once(sequences: int, row: int) -> dict[str, float]:
         return pack_lengths(lengths, row)
 
     cpu = time.process_time()
-    found = measured(pack)
+    found = measure_time_and_memory(pack)
     packs = found.result
     return {
         "seconds": found.seconds,
@@ -132,7 +132,7 @@ KINDS = (*(f"log-normal {mu} {sigma}" for mu in MEDIANS for sigma in SPREADS), "
 LENIENCE_SECONDS, LENIENCE_TIMES, LENIENCE_GAP = 2.0, 3.0, 1e-5
 
 
-def drawn(kind: str, sequences: int, row: int) -> np.ndarray:
+def draw_lengths_of_kind(kind: str, sequences: int, row: int) -> np.ndarray:
     """Return int64 lengths of one of `KINDS`."""
     source = np.random.default_rng(5)
     if kind == "uniform":
@@ -158,7 +158,7 @@ def run_cell(kind: str, sequences: int, row: int) -> dict[str, Any]:
     from gaudi_bert import pack_lengths
 
     cell: dict[str, Any] = {"kind": kind, "sequences": sequences, "row": row}
-    lengths = drawn(kind, sequences, row)
+    lengths = draw_lengths_of_kind(kind, sequences, row)
     for algorithm in ("lpfhp", "optimal"):
         started = time.process_time()
         packs = pack_lengths(lengths, row, algorithm=algorithm)
@@ -215,15 +215,15 @@ def main() -> None:
     parser.add_argument("--before", type=Path, metavar="FILE", help="compare with the cases that another commit saved")
     arguments = parser.parse_args()
     if arguments.grid:
-        show_processor()
+        print_processor()
         print_grid(arguments.sequences, arguments.row, arguments.save, arguments.before)
         return
     arguments.sequences, arguments.row = arguments.sequences or 10_000_000, arguments.row or 8192
     if arguments.once:
-        once = run_once if arguments.once == "ours" else run_plain
+        once = measure_pack_lengths if arguments.once == "ours" else measure_plain_best_fit
         print(json.dumps(once(arguments.sequences, arguments.row)))
         return
-    show_processor()
+    print_processor()
     print(f"{arguments.sequences:,} lengths in rows of {arguments.row:,}, {arguments.runs} runs")
     sizes = ["--sequences", str(arguments.sequences), "--row", str(arguments.row)]
 
@@ -233,15 +233,15 @@ def main() -> None:
 
     both = [(run("ours"), run("plain")) for _ in range(arguments.runs)]
     runs = [ours for ours, _ in both]
-    show("planned and assigned, wall time", [run["seconds"] for run in runs], "s", "60")
-    show("planned and assigned, CPU time", [run["cpu"] for run in runs], "s")
-    show("memory beyond the input", [run["MiB"] for run in runs], "MiB", "500")
-    show("memory of a plain best fit", [plain["MiB"] for _, plain in both], "MiB")
-    show("memory beside it", [ours["MiB"] / plain["MiB"] for ours, plain in both], "times", "1.2")
-    show("packs beside it", [ours["packs"] / plain["packs"] for ours, plain in both], "times")
-    show("packs above the proven bound", [run["gap"] for run in runs], "packs")
-    show("the same, of the bound", [run["gap %"] for run in runs], "%", "0.01")
-    show("CPU time beside numpy's argsort of the same", [run["cpu"] / run["sorting"] for run in runs], "times")
+    print_figure("planned and assigned, wall time", [run["seconds"] for run in runs], "s", "60")
+    print_figure("planned and assigned, CPU time", [run["cpu"] for run in runs], "s")
+    print_figure("memory beyond the input", [run["MiB"] for run in runs], "MiB", "500")
+    print_figure("memory of a plain best fit", [plain["MiB"] for _, plain in both], "MiB")
+    print_figure("memory beside it", [ours["MiB"] / plain["MiB"] for ours, plain in both], "times", "1.2")
+    print_figure("packs beside it", [ours["packs"] / plain["packs"] for ours, plain in both], "times")
+    print_figure("packs above the proven bound", [run["gap"] for run in runs], "packs")
+    print_figure("the same, of the bound", [run["gap %"] for run in runs], "%", "0.01")
+    print_figure("CPU time beside numpy's argsort of the same", [run["cpu"] / run["sorting"] for run in runs], "times")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 
 from measuring import print_table
 from packing_limits import print_limits
-from packing_solvers import load, print_speed
+from packing_solvers import load_histogram, print_speed
 
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth, run_algorithm
 from gaudi_bert.packing.estimate import Estimate, estimate_packing
@@ -44,7 +44,7 @@ def warm_up() -> None:
         pack_histogram(tiny, algorithm, 3)
 
 
-def timed(histogram: Histogram, algorithm: str, depth: int | str) -> tuple[Estimate, float]:
+def estimate_with_seconds(histogram: Histogram, algorithm: str, depth: int | str) -> tuple[Estimate, float]:
     """Return an estimate and the seconds that it took."""
     started = time.perf_counter()
     estimate = estimate_packing(histogram, algorithm, depth, None)
@@ -54,11 +54,11 @@ def timed(histogram: Histogram, algorithm: str, depth: int | str) -> tuple[Estim
 def print_paper_tables() -> None:
     """Print tables 1, 5 and 7 of the paper, with our results next to the published ones."""
     paper = json.loads(EXPECTED.read_text(encoding="utf-8"))["paper"]
-    wikipedia, squad = load("wikipedia-512"), load("squad-384")
+    wikipedia, squad = load_histogram("wikipedia-512"), load_histogram("squad-384")
     print_table(
         "Table 1 of the paper: wikipedia-512",
         ("depth", "algorithm", "paper: efficiency %", "factor", "ours: efficiency %", "factor", "seconds"),
-        table_1(wikipedia, paper["table1_wikipedia_512"]),
+        iterate_table_1_rows(wikipedia, paper["table1_wikipedia_512"]),
     )
     header = (
         "depth",
@@ -74,33 +74,37 @@ def print_paper_tables() -> None:
     )
     rows = [(row["depth"], row["alg"], row) for row in paper["table5_squad_384"]]
     print_table(
-        "Table 5 of the paper: squad-384", header, full_rows(squad, [*rows, (3, "nnls", None), (3, "optimal", None)])
+        "Table 5 of the paper: squad-384", header, iterate_full_rows(squad, [*rows, (3, "nnls", None), (3, "optimal", None)])
     )
     rows = [(row["depth"], "LPFHP", row) for row in paper["table7_wikipedia_512_lpfhp"]]
-    print_table("Table 7 of the paper: wikipedia-512", header, full_rows(wikipedia, [*rows, ("max", "optimal", None)]))
+    print_table(
+        "Table 7 of the paper: wikipedia-512", header, iterate_full_rows(wikipedia, [*rows, ("max", "optimal", None)])
+    )
 
 
-def table_1(histogram: Histogram, rows: list[dict[str, Any]]) -> Iterable[Sequence[Any]]:
+def iterate_table_1_rows(histogram: Histogram, rows: list[dict[str, Any]]) -> Iterable[Sequence[Any]]:
     """Yield the rows of table 1 and appendix H, followed by rows for algorithms that the paper does not contain."""
     yield from (
-        one_of_table_1(histogram, row["depth"], row["alg"].lower(), row)
+        build_table_1_row(histogram, row["depth"], row["alg"].lower(), row)
         for row in [*rows, {"depth": 1, "alg": "SORT", "eff": 99.9, "p": 2.0}]
     )
     for separators, efficiency in ((1, "78.11"), (2, "77.97")):
-        yield one_of_table_1(histogram, "max", f"greedy+{separators}", {"eff": efficiency, "p": "-"})
+        yield build_table_1_row(histogram, "max", f"greedy+{separators}", {"eff": efficiency, "p": "-"})
     for depth, algorithm in ((3, "nnls"), (3, "optimal"), (4, "nnls"), (4, "optimal")):
-        yield one_of_table_1(histogram, depth, algorithm, {"eff": "-", "p": "-"})
+        yield build_table_1_row(histogram, depth, algorithm, {"eff": "-", "p": "-"})
 
 
-def one_of_table_1(histogram: Histogram, depth: int | str, algorithm: str, row: dict[str, Any]) -> Sequence[Any]:
+def build_table_1_row(histogram: Histogram, depth: int | str, algorithm: str, row: dict[str, Any]) -> Sequence[Any]:
     """Return one row of table 1. If the depth is not limited, the paper states a depth such as "~10"."""
     number = "max" if str(depth).startswith("~") else depth
-    estimate, seconds = timed(histogram, algorithm, number)
+    estimate, seconds = estimate_with_seconds(histogram, algorithm, number)
     ours = f"{100 * estimate.efficiency:.3f}", f"{estimate.packing_factor:.4f}", f"{seconds:.3f}"
     return depth, algorithm, row["eff"], row["p"], *ours
 
 
-def full_rows(histogram: Histogram, rows: Iterable[tuple[int | str, str, dict[str, Any] | None]]) -> Iterable[Sequence[Any]]:
+def iterate_full_rows(
+    histogram: Histogram, rows: Iterable[tuple[int | str, str, dict[str, Any] | None]]
+) -> Iterable[Sequence[Any]]:
     """Yield the rows of tables 5 and 7."""
     for depth, name, row in rows:
         algorithm = name.lower() if depth != 1 else "none"
@@ -118,15 +122,15 @@ def full_rows(histogram: Histogram, rows: Iterable[tuple[int | str, str, dict[st
 def print_algorithms(names: Sequence[str], depths: Sequence[str]) -> None:
     """Print for each algorithm how many packs it uses beyond the proven lower bound."""
     for name in names:
-        histogram = load(name)
+        histogram = load_histogram(name)
         print_table(
             f"{name}: packs above the proven bound (seconds)",
             ("depth", "proven bound", *ALGORITHMS, "optimal: efficiency %"),
-            (algorithm_row(histogram, depth if depth == "max" else int(depth)) for depth in depths),
+            (build_algorithm_row(histogram, depth if depth == "max" else int(depth)) for depth in depths),
         )
 
 
-def algorithm_row(histogram: Histogram, depth: int | str) -> Sequence[Any]:
+def build_algorithm_row(histogram: Histogram, depth: int | str) -> Sequence[Any]:
     """Return the row for one depth. ENNLSHP is only run for short packs, where it takes seconds."""
     started = time.perf_counter()
     optimum = pack_histogram(histogram, "optimal", depth)
@@ -135,7 +139,7 @@ def algorithm_row(histogram: Histogram, depth: int | str) -> Sequence[Any]:
     for algorithm in ALGORITHMS[:-1]:
         if algorithm == "ennlshp" and histogram.max_sequence_length > LONGEST_FOR_ENNLSHP:
             continue
-        estimate, seconds[algorithm] = timed(histogram, algorithm, depth)
+        estimate, seconds[algorithm] = estimate_with_seconds(histogram, algorithm, depth)
         packs[algorithm] = estimate.packs
     cells = [
         f"+{packs[algorithm] - optimum.lower_bound:,} ({seconds[algorithm]:.3g})" if algorithm in packs else "-"

@@ -29,7 +29,7 @@ REPEATS = 3
 LONG = 8192
 
 
-def load(name: str) -> Histogram:
+def load_histogram(name: str) -> Histogram:
     """Load one of the published histograms."""
     return _read_histogram(name, Reporter(quiet=True))
 
@@ -39,31 +39,35 @@ def print_speed() -> None:
     print_table(
         f"One weighted NNLS at depth 3, beside scipy.optimize.nnls {scipy.__version__}",
         ("histogram", "columns", "scipy s", "ours s", "ratio", "relative difference of the objective"),
-        (nnls_row(name) for name in ("squad-384", "wikipedia-512")),
+        (build_nnls_row(name) for name in ("squad-384", "wikipedia-512")),
     )
     print_table(
         "The default (`nnls`: the whole loop) and `optimal`, seconds",
         ("histogram", "depth", "nnls", "optimal"),
-        (loop_row(name, depth) for name in ("wikipedia-512", "wikipedia-1024", "wikipedia-2048") for depth in (3, 4, "max")),
+        (
+            build_algorithm_times_row(name, depth)
+            for name in ("wikipedia-512", "wikipedia-1024", "wikipedia-2048")
+            for depth in (3, 4, "max")
+        ),
     )
     print_table(
         f"Length {LONG}, lognormal lengths, seed 0",
         ("data", "sequences", "depth", "packs", "proven bound", "above it %", "seconds"),
-        (row for name, histogram in long_histograms() for row in long_rows(name, histogram)),
+        (row for name, histogram in iterate_long_histograms() for row in iterate_long_rows(name, histogram)),
     )
 
 
-def nnls_row(name: str) -> Sequence[Any]:
+def build_nnls_row(name: str) -> Sequence[Any]:
     """Return a row that compares one NNLS solution with SciPy's solution for the explicit matrix."""
-    histogram = load(name)
+    histogram = load_histogram(name)
     weights = compute_single_nnls_residual_weights(histogram.max_sequence_length)
     matrix = depth_3_matrix(histogram.max_sequence_length) * weights[:, None]
     target = histogram.counts * weights
     ours, theirs = [], []
     for _ in range(REPEATS):
-        seconds, solution = timed(partial(solve_nnls, histogram.counts, weights, 3))
+        seconds, solution = call_with_seconds(partial(solve_nnls, histogram.counts, weights, 3))
         ours.append(seconds)
-        seconds, (_, norm) = timed(partial(nnls, matrix, target))
+        seconds, (_, norm) = call_with_seconds(partial(nnls, matrix, target))
         theirs.append(seconds)
     difference = abs(solution.objective - norm) / norm
     ratio = median(theirs) / median(ours)
@@ -83,20 +87,22 @@ def depth_3_matrix(capacity: int) -> np.ndarray:
     return matrix[1:]
 
 
-def loop_row(name: str, depth: int | str) -> Sequence[Any]:
+def build_algorithm_times_row(name: str, depth: int | str) -> Sequence[Any]:
     """Return a row with the median times of complete algorithms. If an algorithm computes a lower bound, its time includes
     the bound.
     """
-    histogram = load(name)
+    histogram = load_histogram(name)
     most = resolve_depth(depth, histogram.max_sequence_length)
     seconds = {
-        algorithm: median(timed(partial(run_algorithm, histogram.counts, algorithm, most))[0] for _ in range(REPEATS))
+        algorithm: median(
+            call_with_seconds(partial(run_algorithm, histogram.counts, algorithm, most))[0] for _ in range(REPEATS)
+        )
         for algorithm in ("nnls", "optimal")
     }
     return name, depth, f"{seconds['nnls']:.2f}", f"{seconds['optimal']:.2f}"
 
 
-def long_histograms() -> Iterable[tuple[str, Histogram]]:
+def iterate_long_histograms() -> Iterable[tuple[str, Histogram]]:
     """Yield histograms of log-normal lengths up to 8192, each with a million and with a hundred million sequences."""
     for name, typical, sigma in (("sft", 600, 1.1), ("long", 2000, 1.0)):
         lengths = np.random.default_rng(0).lognormal(np.log(typical), sigma, 1_000_000)
@@ -105,10 +111,10 @@ def long_histograms() -> Iterable[tuple[str, Histogram]]:
         yield f"{name} x 100", Histogram(LONG, 100 * counts)
 
 
-def long_rows(name: str, histogram: Histogram) -> Iterable[Sequence[Any]]:
+def iterate_long_rows(name: str, histogram: Histogram) -> Iterable[Sequence[Any]]:
     """Yield the results of `optimal` at several depths."""
     for depth in (4, 8, 16, "max"):
-        seconds, packing = timed(partial(pack_histogram, histogram, "optimal", depth))
+        seconds, packing = call_with_seconds(partial(pack_histogram, histogram, "optimal", depth))
         above = f"{100 * packing.gap / packing.lower_bound:.5f}"
         yield (
             name,
@@ -121,7 +127,7 @@ def long_rows(name: str, histogram: Histogram) -> Iterable[Sequence[Any]]:
         )
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+def call_with_seconds(function: Callable[[], Any]) -> tuple[float, Any]:
     """Call `function`, and return the elapsed seconds and the result."""
     started = time.perf_counter()
     result = function()

@@ -20,7 +20,7 @@ DEPTH = 3
 INT_FEATURES = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 
 
-def histogram_pass(tensorflow: Any, file: Path, records: int) -> dict[int, list[Any]]:
+def read_records_by_length(tensorflow: Any, file: Path, records: int) -> dict[int, list[Any]]:
     """Read the first `records` records of `file`, and return them by length, in the form in which Habana's script holds them
     in memory.
     """
@@ -32,17 +32,19 @@ def histogram_pass(tensorflow: Any, file: Path, records: int) -> dict[int, list[
     return by_length
 
 
-def pack_pass(
+def write_packs(
     tensorflow: Any, packs: Sequence[Sequence[Any]], out: Path, max_sequence_length: int, max_predictions: int
 ) -> None:
     """Join the records (EagerTensors) of each pack, and write one example per pack."""
     with tensorflow.io.TFRecordWriter(str(out)) as writer:
         for records in packs:
-            features = join([parse(tensorflow, record) for record in records], max_sequence_length, max_predictions)
-            writer.write(as_example(tensorflow, features).SerializeToString())
+            features = join_features(
+                [parse_record(tensorflow, record) for record in records], max_sequence_length, max_predictions
+            )
+            writer.write(build_example(tensorflow, features).SerializeToString())
 
 
-def parse(tensorflow: Any, record: Any) -> dict[str, np.ndarray]:
+def parse_record(tensorflow: Any, record: Any) -> dict[str, np.ndarray]:
     """Parse a record, and return its features as arrays."""
     example = tensorflow.train.Example()
     example.ParseFromString(record.numpy())
@@ -52,7 +54,9 @@ def parse(tensorflow: Any, record: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
-def join(sequences: list[dict[str, np.ndarray]], max_sequence_length: int, max_predictions: int) -> dict[str, np.ndarray]:
+def join_features(
+    sequences: list[dict[str, np.ndarray]], max_sequence_length: int, max_predictions: int
+) -> dict[str, np.ndarray]:
     """Return the packed features of a few sequences."""
     packed = {
         name: np.zeros(max_sequence_length, np.int64) for name in ("input_ids", "input_mask", "segment_ids", "positions")
@@ -82,7 +86,7 @@ def join(sequences: list[dict[str, np.ndarray]], max_sequence_length: int, max_p
     return packed
 
 
-def as_example(tensorflow: Any, features: dict[str, np.ndarray]) -> Any:
+def build_example(tensorflow: Any, features: dict[str, np.ndarray]) -> Any:
     """Return the features as a tf.train.Example."""
     train = tensorflow.train
     message = {}

@@ -19,19 +19,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measuring import show, show_processor, timed
+from measuring import measure_seconds, print_figure, print_processor
 
 MIX_ROWS, MIX_BATCH = 512, 64
 MIX_GOALS = (">= 1.94", ">= 5.55", ">= 0.98", ">= 1.42")
 
 
-def one_thread() -> None:
+def use_one_thread() -> None:
     """Limit all libraries to one thread. Call this function before heavy modules are imported."""
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ[name] = "1"
 
 
-def mixes(seed: int = 1) -> dict[str, np.ndarray]:
+def draw_length_mixes(seed: int = 1) -> dict[str, np.ndarray]:
     """Return the lengths of 512 rows with at most 512 tokens, for each of four distributions."""
     random = np.random.default_rng(seed)
     one_long = random.integers(8, 48, MIX_ROWS)
@@ -71,7 +71,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
         given = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
         return PackRunner(embedder.compute_outputs, per_token=False, width=config.hidden_size, **given)
 
-    for goal, (name, lengths) in zip(MIX_GOALS, mixes().items(), strict=True):
+    for goal, (name, lengths) in zip(MIX_GOALS, draw_length_mixes().items(), strict=True):
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         ids = random.integers(5, 1000, offsets[-1]).astype(np.int32)
         sequences = Sequences(np.arange(MIX_ROWS), offsets, ids, np.zeros(len(ids), np.int8))
@@ -85,8 +85,8 @@ def compare_mixes(rounds: int, layers: int) -> None:
         rows = ", ".join(f"{len(part.packs)} x {part.length}" for part in plan.parts)
         padding = 100 * (1 - len(ids) / sum(batch.slots for _, batch in batches))
         print(f"mixes: {name}; rows {rows}; padding {100 * (1 - plan.tokens / plan.slots):.1f} %, unpacked {padding:.1f} %")
-        show("speed beside unpacked (CPU time)", ratios, "times", goal)
-        show("largest difference of a vector's value", [difference], "", "1e-5")
+        print_figure("speed beside unpacked (CPU time)", ratios, "times", goal)
+        print_figure("largest difference of a vector's value", [difference], "", "1e-5")
 
 
 def measure_mix(sequences: Any, packed: Any, batches: Any, rounds: int) -> tuple[list[float], float]:
@@ -104,7 +104,7 @@ def measure_mix(sequences: Any, packed: Any, batches: Any, rounds: int) -> tuple
     ratios = []
     for number in range(rounds):
         order = (run_packed, run_unpacked) if number % 2 else (run_unpacked, run_packed)
-        seconds = {job: timed(job)[0] for job in order}
+        seconds = {job: measure_seconds(job)[0] for job in order}
         ratios.append(seconds[run_unpacked] / seconds[run_packed])
     return ratios, difference
 
@@ -115,8 +115,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=2, help="number of layers of the model")
     options = parser.parse_args()
-    one_thread()
-    show_processor()
+    use_one_thread()
+    print_processor()
     compare_mixes(options.rounds, options.layers)
 
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring import show
+from measuring import print_figure
 
 from gaudi_bert.artefacts.results import StageRun, to_json
 from gaudi_bert.common.progress import Reporter
@@ -35,7 +35,7 @@ SEQUENCE_LENGTH, PREDICTIONS, VOCABULARY = 128, 20, 8192
 QUIET = Reporter(quiet=True)
 
 
-def real_text() -> list[list[str]]:
+def load_documents() -> list[list[str]]:
     """Return documents as lists of sentences."""
     from gaudi_bert.corpus.documents import detect_text_format, find_sources, read_documents
     from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
@@ -51,7 +51,7 @@ def write_texts(folder: Path, megabytes: float) -> int:
     """Write text.txt of about `megabytes` MB, other.txt with the last documents, and vocab.txt. Return the size of text.txt
     in bytes.
     """
-    documents = real_text()
+    documents = load_documents()
     kept, size, copy = [], 0, 0
     while size < megabytes * 1e6:
         for document in documents[:-3]:
@@ -70,7 +70,7 @@ def write_texts(folder: Path, megabytes: float) -> int:
     return (folder / "text.txt").stat().st_size
 
 
-def ours(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
+def make_prepare_run(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
     """Return a function that makes all examples of a text with `prepare`, and returns their number."""
 
     def run(name: str) -> int:
@@ -89,7 +89,7 @@ def ours(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
     return run
 
 
-def script(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
+def make_google_script_run(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
     """Return a function that makes all examples of a text with Google's script, and returns their number."""
     import random
 
@@ -119,7 +119,7 @@ def script(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
     return run
 
 
-def tokenizer_alone(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
+def make_tokenizer_run(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
     """Return a function that tokenizes all sentences of a text once, and returns the number of tokens."""
     from gaudi_bert.corpus.vocabulary import _make_wordpiece_tokenizer, read_vocabulary
 
@@ -135,7 +135,7 @@ def tokenizer_alone(folder: Path, duplicates: int, google: str) -> Callable[[str
     return run
 
 
-KINDS = {"ours": ours, "script": script, "tokenizer": tokenizer_alone}
+KINDS = {"ours": make_prepare_run, "script": make_google_script_run, "tokenizer": make_tokenizer_run}
 
 
 def measure_here(kind: str, folder: Path, duplicates: int, google: str) -> None:
@@ -167,14 +167,14 @@ def compare(folder: Path, size: int, pairs: int, duplicates: int, google: str) -
         for kind in kinds:
             seconds[kind].append(measure(kind, folder, duplicates, google)["seconds"])
     for kind in kinds:
-        show(f"{kind}, {size / 1e6:.1f} MB of text", [size / 1e6 / each for each in seconds[kind]], "MB/s")
+        print_figure(f"{kind}, {size / 1e6:.1f} MB of text", [size / 1e6 / each for each in seconds[kind]], "MB/s")
     if google:
         ratios = [theirs / own for theirs, own in zip(seconds["script"], seconds["ours"], strict=True)]
-        show(f"prepare beside Google's script, {duplicates} duplicates", ratios, "times", "15")
+        print_figure(f"prepare beside Google's script, {duplicates} duplicates", ratios, "times", "15")
         ratios = [theirs / own for theirs, own in zip(seconds["script"], seconds["tokenizer"], strict=True)]
-        show("the tokenizer alone beside Google's script", ratios, "times")
+        print_figure("the tokenizer alone beside Google's script", ratios, "times")
     ratios = [alone / own for alone, own in zip(seconds["tokenizer"], seconds["ours"], strict=True)]
-    show(f"prepare beside the tokenizer alone, {duplicates} duplicates", ratios, "times", "0.5")
+    print_figure(f"prepare beside the tokenizer alone, {duplicates} duplicates", ratios, "times", "0.5")
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow.parquet
 import torch
 import transformers
-from measuring import show, show_processor, timed
+from measuring import measure_seconds, print_figure, print_processor
 
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageRun
@@ -91,7 +91,7 @@ def _as_parquet(packed: Path, out: Path) -> Path:
     return out
 
 
-def reading(folder: Path, rounds: int) -> None:
+def measure_reading(folder: Path, rounds: int) -> None:
     """Print the rows and bytes per second."""
     import datasets
 
@@ -111,12 +111,12 @@ def reading(folder: Path, rounds: int) -> None:
                     pass
 
     def rate(work: Callable[[], Any], amount: float) -> float:
-        return amount / timed(work)[0]
+        return amount / measure_seconds(work)[0]
 
     collator = PackCollator(gather_heads=True)
     some = min(len(table), 1500)
     figures: dict[str, list[float]] = defaultdict(list)
-    decode, decoded = decoder(packed, shards)
+    decode, decoded = make_decoder(packed, shards)
     list(map(dict, PackedDataset(packed)))  # compile the kernels, and fill the page cache
     both = TwoReaders(packed)
     for _ in range(rounds):
@@ -131,27 +131,27 @@ def reading(folder: Path, rounds: int) -> None:
         figures["decoded"].append(decoded_rows)
         figures["share"].append(decoded_rows * content / ours.packs / pages)
         figures["kernel"].append(rate(decode, decoded) / pages)
-        disk = content / timed(lambda: read_past_page_cache(shards))[1]
+        disk = content / measure_seconds(lambda: read_past_page_cache(shards))[1]
         figures["disk"].append(disk / 1e6)
         figures["disk share"].append(decoded_rows * content / ours.packs / disk)
-        figures["both share"].append(EPOCHS * content / timed(both.read)[1] / disk)
+        figures["both share"].append(EPOCHS * content / measure_seconds(both.read)[1] / disk)
         rows = list(itertools.islice(PackedDataset(packed), 256))
         figures["batches"].append(rate(lambda rows=rows: [collator(rows[at : at + 16]) for at in range(0, 256, 16)], 256))
     both.end()
     print(
         f"reading {ours.packs:,} packs of {LENGTH}, {content / ours.packs:,.0f} bytes each, from the page cache; CPU seconds"
     )
-    show("rows of PackedDataset, each made a dictionary", figures["rows"], "rows/s")
-    show("rows of PackedDataset, decoded as PackCollator takes them", figures["decoded"], "rows/s")
-    show("rows of `datasets` (Parquet, torch formatter)", figures["their rows"], "rows/s")
-    show("PackedDataset beside `datasets`", figures["ratio"], "times", ">= 5")
-    show("the page cache, read by itself", figures["pages"], "MB/s")
-    show("packed TFRecords decoded, as a part of that", figures["share"], "of it")
-    show("the kernel that decodes numbers to int32 in memory, likewise", figures["kernel"], "of it")
-    show("the disk, read past the page cache (wall time)", figures["disk"], "MB/s")
-    show("packed TFRecords decoded on one core, as a part of that", figures["disk share"], "of it")
-    show("by two processes (wall time), likewise", figures["both share"], "of it", ">= 0.5")
-    show("rows through PackCollator (additive mask, gathered heads)", figures["batches"], "rows/s")
+    print_figure("rows of PackedDataset, each made a dictionary", figures["rows"], "rows/s")
+    print_figure("rows of PackedDataset, decoded as PackCollator takes them", figures["decoded"], "rows/s")
+    print_figure("rows of `datasets` (Parquet, torch formatter)", figures["their rows"], "rows/s")
+    print_figure("PackedDataset beside `datasets`", figures["ratio"], "times", ">= 5")
+    print_figure("the page cache, read by itself", figures["pages"], "MB/s")
+    print_figure("packed TFRecords decoded, as a part of that", figures["share"], "of it")
+    print_figure("the kernel that decodes numbers to int32 in memory, likewise", figures["kernel"], "of it")
+    print_figure("the disk, read past the page cache (wall time)", figures["disk"], "MB/s")
+    print_figure("packed TFRecords decoded on one core, as a part of that", figures["disk share"], "of it")
+    print_figure("by two processes (wall time), likewise", figures["both share"], "of it", ">= 0.5")
+    print_figure("rows through PackCollator (additive mask, gathered heads)", figures["batches"], "rows/s")
 
 
 class TwoReaders:
@@ -160,7 +160,7 @@ class TwoReaders:
     def __init__(self, packed: Path) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._barrier = spawn.Barrier(3)
-        self._processes = [spawn.Process(target=read_share, args=(packed, rank, self._barrier)) for rank in range(2)]
+        self._processes = [spawn.Process(target=read_half_of_packs, args=(packed, rank, self._barrier)) for rank in range(2)]
         for process in self._processes:
             process.start()
         self._barrier.wait()
@@ -177,7 +177,7 @@ class TwoReaders:
             process.join()
 
 
-def read_share(packed: Path, rank: int, barrier: Barrier) -> None:
+def read_half_of_packs(packed: Path, rank: int, barrier: Barrier) -> None:
     """Decode the packs of one of two processes each time the barrier is passed, until the barrier is broken."""
     packs = PackedDataset(packed, rank, 2)
     decode_all(packs)
@@ -207,7 +207,7 @@ def read_past_page_cache(paths: list[Path]) -> None:
                 os.close(descriptor)
 
 
-def decoder(packed: Path, shards: list[Path]) -> tuple[Callable[[], Any], int]:
+def make_decoder(packed: Path, shards: list[Path]) -> tuple[Callable[[], Any], int]:
     """Return a function that decodes 64 packs in memory a hundred times, and the number of bytes that it decodes. No reader
     of these packs can be faster.
     """
@@ -223,7 +223,7 @@ def decoder(packed: Path, shards: list[Path]) -> tuple[Callable[[], Any], int]:
     return run, 100 * len(buffer)
 
 
-def training(folder: Path, rounds: int) -> None:
+def measure_training(folder: Path, rounds: int) -> None:
     """Print the non-padding tokens per second of packed and padded training.
 
     Training uses one thread, because several threads would wait for each other in loops that count as CPU time. The time of
@@ -239,7 +239,7 @@ def training(folder: Path, rounds: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     metadata = RecordMetadata.read(folder / "packed")
     packs = list(itertools.islice(PackedDataset(folder / "packed"), 400))
-    alone = [row for pack in packs for row in sequences_of(pack)]
+    alone = [row for pack in packs for row in split_pack_into_rows(pack)]
     random = np.random.default_rng(2)
     all_rows = {"packed": packs, "padded": alone}
     tokens = {kind: sum(int(row["seq_lens"].sum()) for row in rows) / len(rows) for kind, rows in all_rows.items()}
@@ -256,7 +256,7 @@ def training(folder: Path, rounds: int) -> None:
             model(**collator(rows)).loss.backward()
             optimizer.step()
 
-        return BATCH_PACKS * tokens[kind] / timed(run)[0]
+        return BATCH_PACKS * tokens[kind] / measure_seconds(run)[0]
 
     for kind in all_rows:
         tokens_per_second(kind, static=True)
@@ -267,13 +267,13 @@ def training(folder: Path, rounds: int) -> None:
             for kind in sorted(figures, reverse=number % 2 == 1):
                 figures[kind].append(tokens_per_second(kind, static))
         print(f" gathered heads: {shapes}")
-        show("real tokens, packed", figures["packed"], "tokens/s")
-        show("real tokens, padded rows", figures["padded"], "tokens/s")
+        print_figure("real tokens, packed", figures["packed"], "tokens/s")
+        print_figure("real tokens, padded rows", figures["padded"], "tokens/s")
         shares = [packed / padded / factor for packed, padded in zip(figures["packed"], figures["padded"], strict=True)]
-        show("packed / padded / packing factor", shares, "", ">= 0.95" if static else "")
+        print_figure("packed / padded / packing factor", shares, "", ">= 0.95" if static else "")
 
 
-def sequences_of(pack: Pack) -> Iterator[Pack]:
+def split_pack_into_rows(pack: Pack) -> Iterator[Pack]:
     """Yield the sequences of a pack, each in a row of the same length."""
     length = len(pack["input_ids"])
     for number, tokens in enumerate(pack["seq_lens"].tolist()):
@@ -293,13 +293,13 @@ def sequences_of(pack: Pack) -> Iterator[Pack]:
 def main() -> None:
     """Parse the command line, write the data, and print the figures."""
     parts, rounds = sys.argv[1:2] or ["reading", "training"], int((sys.argv[2:3] or ["5"])[0])
-    show_processor()
+    print_processor()
     for part in parts:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             write_examples(folder / "records", SEQUENCES if part == "reading" else SEQUENCES // 8)
             pack_records(folder / "records", folder / "packed", PackingSettings(), StageRun(QUIET))
-            {"reading": reading, "training": training}[part](folder, rounds)
+            {"reading": measure_reading, "training": measure_training}[part](folder, rounds)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from measuring import show, show_processor  # noqa: E402
-from rehearsal import forget, make_records  # noqa: E402
+from measuring import print_figure, print_processor  # noqa: E402
+from rehearsal import drop_from_page_cache, make_records  # noqa: E402
 
 from gaudi_bert.artefacts.packed import RecordMetadata  # noqa: E402
 from gaudi_bert.artefacts.results import StageRun  # noqa: E402
@@ -125,7 +125,7 @@ def measure(
     folder: Path, sample: Path, *more: object, python: str = sys.executable, program: str = OURS
 ) -> dict[str, float]:
     """Run a process that reads a folder from a cold disk, and return its figures."""
-    forget(folder)
+    drop_from_page_cache(folder)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [python, "-c", program, *map(str, (folder, sample, *more))]
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
@@ -176,7 +176,7 @@ def measure_first(folder: Path, sample: Path, rounds: int) -> None:
     """Measure how long it takes and what is read until the first rows are available."""
     found = [measure(folder, sample, FIRST_ROWS, FIRST_ROWS, 0, 1) for _ in range(rounds)]
     for key in ("seconds", "megabytes", "peak"):
-        show(LABELS[key][0], [each[key] for each in found], LABELS[key][1])
+        print_figure(LABELS[key][0], [each[key] for each in found], LABELS[key][1])
 
 
 def measure_processes(folder: Path, sample: Path) -> None:
@@ -188,11 +188,11 @@ def measure_processes(folder: Path, sample: Path) -> None:
         ranks = sorted({0, processes // 2, processes - 1})
         found = [measure(folder, sample, 0, 0, rank, processes) for rank in ranks]
         shares = [each["all megabytes"] / (each["count"] * of_a_pack) for each in found]
-        show(f"{processes} processes: read from the disk, in bytes of the packs", shares, "times")
+        print_figure(f"{processes} processes: read from the disk, in bytes of the packs", shares, "times")
         for streams in sorted({32, -(-32 // processes) * processes}):
             visits = GlobalOrder(sizes, 1, streams=streams).iterate_shard_visits(0, 0, 0, processes)
             share = len({visit.shard for epoch, visit in visits if epoch == 0}) / len(sizes)
-            show(f"{processes} processes, {streams} streams: of the shards, read by rank 0", [share], "of them")
+            print_figure(f"{processes} processes, {streams} streams: of the shards, read by rank 0", [share], "of them")
 
 
 # --- streaming: the same packs as MDS
@@ -226,10 +226,10 @@ def compare_streaming(python: str, sequences: int, rounds: int) -> None:
             found["streaming"].append(measure(mds, mds, FIRST_ROWS, python=python, program=STREAMING))
     for key, (label, unit) in LABELS.items():
         for reader, figures in found.items():
-            show(f"{label}: {reader}", [figure[key] for figure in figures], unit)
+            print_figure(f"{label}: {reader}", [figure[key] for figure in figures], unit)
             if reader != "streaming":
                 ratios = [ours[key] / other[key] for ours, other in zip(figures, found["streaming"], strict=True)]
-                show(f"{label}: {reader} / streaming", ratios, "times")
+                print_figure(f"{label}: {reader} / streaming", ratios, "times")
 
 
 # --- topics: how evenly the packs of a sorted input are mixed
@@ -240,7 +240,7 @@ TopicsOf = Callable[[int, int], IntArray]
 """A function (first pack, number of packs) that returns the topics of consecutive packs in reading order."""
 
 
-def our_order(topics: IntArray, epoch: int, streams: int = 32) -> TopicsOf:
+def locate_topics_in_our_order(topics: IntArray, epoch: int, streams: int = 32) -> TopicsOf:
     """Return the topics in gaudi-bert's reading order. With 512 streams, about as many shards are open as in a block of
     py1e.
     """
@@ -249,7 +249,7 @@ def our_order(topics: IntArray, epoch: int, streams: int = 32) -> TopicsOf:
     return lambda first, packs: topics[regions[order.locate_packs(epoch, np.arange(first, first + packs)).shards]]
 
 
-def py1e(topics: IntArray, random: np.random.Generator) -> IntArray:
+def draw_topics_in_py1e_order(topics: IntArray, random: np.random.Generator) -> IntArray:
     """Return the topics of the 6,000,000 packs in the middle of an epoch, or of all packs of a shorter epoch."""
     shards = random.permutation(len(topics) * GROUP_SHARDS)[: 4 * BLOCK // TOPIC_PACKS]
     moved = (
@@ -260,7 +260,9 @@ def py1e(topics: IntArray, random: np.random.Generator) -> IntArray:
     return of_packs[middle][np.argsort(moved[middle])]
 
 
-def spread(read: TopicsOf, packs: int, shares: np.ndarray, windows: int, random: np.random.Generator) -> list[float]:
+def measure_topic_errors(
+    read: TopicsOf, packs: int, shares: np.ndarray, windows: int, random: np.random.Generator
+) -> list[float]:
     """Return the error of the topic proportions for each window size, relative to the error of independent draws."""
     figures = []
     for size in WINDOWS:
@@ -278,17 +280,17 @@ def measure_topics(windows: int, epochs: int) -> None:
         shares, packs = np.bincount(topics) / groups, groups * GROUP_SHARDS * TOPIC_PACKS
         for epoch in range(epochs):
             random = np.random.default_rng(groups + epoch)
-            shuffled = py1e(topics, random)
+            shuffled = draw_topics_in_py1e_order(topics, random)
             ways: dict[str, tuple[TopicsOf, int]] = {
-                "our order": (our_order(topics, epoch), packs),
-                "our order, 512 streams": (our_order(topics, epoch, streams=512), packs),
+                "our order": (locate_topics_in_our_order(topics, epoch), packs),
+                "our order, 512 streams": (locate_topics_in_our_order(topics, epoch, streams=512), packs),
                 "py1e, one node": (lambda first, size, all_=shuffled: all_[first : first + size], len(shuffled)),
             }
             for name, (read, most) in ways.items():
-                found[name].append(spread(read, most, shares, windows, random))
+                found[name].append(measure_topic_errors(read, most, shares, windows, random))
         for name, figures in found.items():
             for size, values in zip(WINDOWS, zip(*figures, strict=True), strict=True):
-                show(f"{groups:,} groups, {count} topics, windows of {size:,}: {name}", values, "times")
+                print_figure(f"{groups:,} groups, {count} topics, windows of {size:,}: {name}", values, "times")
 
 
 def main() -> None:
@@ -302,7 +304,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=120_000, help="number of sequences for `streaming`")
     parser.add_argument("--windows", type=int, default=400, help="number of windows for `topics`")
     options = parser.parse_args()
-    show_processor()
+    print_processor()
     if options.what == "topics":
         measure_topics(options.windows, options.rounds)
     elif options.what == "streaming":

@@ -24,10 +24,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from measuring import show, timed
-from predecessor import histogram_pass, pack_pass
-from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_PER_FILE, prepared
-from records_scaling import groups, memory, processes
+from measuring import measure_seconds, print_figure
+from predecessor import read_records_by_length, write_packs
+from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_PER_FILE, write_records_and_plan
+from records_scaling import measure_groups, measure_memory, measure_processes
 
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.files import exclusive_lock
@@ -43,11 +43,11 @@ def main() -> None:
     parser.add_argument("--only", default="passes,job,memory,processes,groups")
     arguments = parser.parse_args()
     parts: dict[str, Callable[[Path, int], None]] = {
-        "passes": passes,
-        "job": job,
-        "memory": memory,
-        "processes": processes,
-        "groups": groups,
+        "passes": compare_passes,
+        "job": compare_job,
+        "memory": measure_memory,
+        "processes": measure_processes,
+        "groups": measure_groups,
     }
     with exclusive_lock(arguments.folder / "benchmark", f"{arguments.folder}: benchmark"):
         for name in arguments.only.split(","):
@@ -68,12 +68,12 @@ class Predecessor:
 
     def histogram(self) -> tuple[float, float]:
         """Return the CPU and elapsed seconds per record of the first pass."""
-        cpu, wall = timed(lambda: histogram_pass(self.tensorflow, self.file, PREDECESSOR_RECORDS))
+        cpu, wall = measure_seconds(lambda: read_records_by_length(self.tensorflow, self.file, PREDECESSOR_RECORDS))
         return cpu / PREDECESSOR_RECORDS, wall / PREDECESSOR_RECORDS
 
     def pack(self) -> tuple[float, float]:
         """Return the CPU and elapsed seconds per record of the second pass."""
-        cpu, wall = timed(lambda: pack_pass(self.tensorflow, self.packs, self.out, LENGTH, MAX_PREDICTIONS))
+        cpu, wall = measure_seconds(lambda: write_packs(self.tensorflow, self.packs, self.out, LENGTH, MAX_PREDICTIONS))
         return cpu / self.sequences, wall / self.sequences
 
 
@@ -160,9 +160,9 @@ class Engine:
         return raw[offset : offset + size].tobytes()
 
 
-def passes(folder: Path, rounds: int) -> None:
+def compare_passes(folder: Path, rounds: int) -> None:
     """Compare the CPU time per record of each pass with that of Habana's script, on one core."""
-    records, planned = prepared(folder)
+    records, planned = write_records_and_plan(folder)
     engine = Engine(records, planned)
     sequences, megabytes = FILES * SEQUENCES_PER_FILE, sum(map(os.path.getsize, engine.files)) / 1e6
     predecessor = Predecessor(records, folder, engine.some_packs(PREDECESSOR_PACKS))
@@ -181,19 +181,19 @@ def passes(folder: Path, rounds: int) -> None:
         theirs["histogram"].append(predecessor.histogram()[0])
         theirs["pack"].append(predecessor.pack()[0])
         for name, function in ours.items():
-            cpu = timed(function)[0] / sequences
+            cpu = measure_seconds(function)[0] / sequences
             ratios[name].append(theirs[name.split(":")[0]][-1] / cpu)
             speeds[name].append(1 / cpu)
     print(f"\nPasses, one core, CPU time, {sequences:,} records, {megabytes:.0f} MB")
     for name, costs in theirs.items():
-        show(f"predecessor, {name}", [1 / cost for cost in costs], "records/s")
+        print_figure(f"predecessor, {name}", [1 / cost for cost in costs], "records/s")
     for name in ours:
-        show(name, speeds[name], "records/s")
-        show("", ratios[name], "times", "150")
+        print_figure(name, speeds[name], "records/s")
+        print_figure("", ratios[name], "times", "150")
     (folder / "packed-bench").unlink()
 
 
-def job(folder: Path, rounds: int) -> None:
+def compare_job(folder: Path, rounds: int) -> None:
     """Compare the stage `write` (read, scan, assign, pack, write) with both passes of Habana's script and with `cp`.
 
     `write` flushes every shard to the disk before it renames the shard to its final name, but `cp` does not. Therefore both
@@ -201,21 +201,23 @@ def job(folder: Path, rounds: int) -> None:
     """
     from gaudi_bert.tfrecords.write import write_packed_records
 
-    records, planned = prepared(folder)
+    records, planned = write_records_and_plan(folder)
     predecessor = Predecessor(records, folder, Engine(records, planned).some_packs(PREDECESSOR_PACKS))
     packed, copy = folder / "packed", folder / "copy"
     copying = f"cp -r '{records}' '{copy}'"
 
     def our(workers: int | None, flushed: bool = True) -> tuple[float, float]:
         with nullcontext() if flushed else patch("os.fsync"):
-            return timed(lambda: write_packed_records(records, planned, packed, StageRun(QUIET, workers=workers)))
+            return measure_seconds(lambda: write_packed_records(records, planned, packed, StageRun(QUIET, workers=workers)))
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "one": lambda: our(1),
         "all": lambda: our(None),
         "all unflushed": lambda: our(None, flushed=False),
-        "cp": lambda: timed(lambda: subprocess.run(copying, shell=True, check=True)),
-        "cp flushed": lambda: timed(lambda: subprocess.run(f"{copying} && sync '{copy}'/*", shell=True, check=True)),
+        "cp": lambda: measure_seconds(lambda: subprocess.run(copying, shell=True, check=True)),
+        "cp flushed": lambda: measure_seconds(
+            lambda: subprocess.run(f"{copying} && sync '{copy}'/*", shell=True, check=True)
+        ),
         "predecessor": lambda: tuple(np.add(predecessor.histogram(), predecessor.pack()) * FILES * SEQUENCES_PER_FILE),
     }
     cpu: dict[str, np.ndarray] = {name: np.zeros(rounds) for name in ways}
@@ -229,19 +231,19 @@ def job(folder: Path, rounds: int) -> None:
             if turn:  # the first round is a warm-up
                 cpu[name][turn - 1], wall[name][turn - 1] = seconds
     print(f"\nWhole job, {FILES * SEQUENCES_PER_FILE:,} records, the plan being there: read, scan, assign, pack, write")
-    show("our CPU, 1 thread", cpu["one"], "s")
-    show("our CPU, all cores", cpu["all"], "s")
-    show("CPU, predecessor / ours (1 thread)", cpu["predecessor"] / cpu["one"], "times", "80")
-    show("CPU, predecessor / ours (all cores)", cpu["predecessor"] / cpu["all"], "times", "80")
-    show("wall, predecessor / ours (1 thread)", wall["predecessor"] / wall["one"], "times")
-    show("our wall, 1 thread, flushed", wall["one"], "s")
-    show("our wall, all cores, flushed", wall["all"], "s")
-    show("our wall, all cores, not flushed", wall["all unflushed"], "s")
-    show("wall of cp, not flushed", wall["cp"], "s")
-    show("wall of cp, flushed", wall["cp flushed"], "s")
-    show("wall, ours / cp, neither flushed", wall["all unflushed"] / wall["cp"], "times", "at most 2.5")
-    show("wall, ours / cp, both flushed", wall["all"] / wall["cp flushed"], "times", "at most 2.5")
-    show("wall, ours flushed / cp not flushed", wall["all"] / wall["cp"], "times")
+    print_figure("our CPU, 1 thread", cpu["one"], "s")
+    print_figure("our CPU, all cores", cpu["all"], "s")
+    print_figure("CPU, predecessor / ours (1 thread)", cpu["predecessor"] / cpu["one"], "times", "80")
+    print_figure("CPU, predecessor / ours (all cores)", cpu["predecessor"] / cpu["all"], "times", "80")
+    print_figure("wall, predecessor / ours (1 thread)", wall["predecessor"] / wall["one"], "times")
+    print_figure("our wall, 1 thread, flushed", wall["one"], "s")
+    print_figure("our wall, all cores, flushed", wall["all"], "s")
+    print_figure("our wall, all cores, not flushed", wall["all unflushed"], "s")
+    print_figure("wall of cp, not flushed", wall["cp"], "s")
+    print_figure("wall of cp, flushed", wall["cp flushed"], "s")
+    print_figure("wall, ours / cp, neither flushed", wall["all unflushed"] / wall["cp"], "times", "at most 2.5")
+    print_figure("wall, ours / cp, both flushed", wall["all"] / wall["cp flushed"], "times", "at most 2.5")
+    print_figure("wall, ours flushed / cp not flushed", wall["all"] / wall["cp"], "times")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ def make_example(length: int, max_sequence_length: int, rng: np.random.Generator
     return encode_example(features)
 
 
-def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max_sequence_length: int = 512) -> list[Path]:
+def write_record_files(
+    folder: Path, files: int, sequences_per_file: int, seed: int, max_sequence_length: int = 512
+) -> list[Path]:
     """Write `files` TFRecord files, and return their paths. Files from an earlier run are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -69,12 +71,12 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
     return paths
 
 
-def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
+def write_records_and_plan(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     """Write unpacked records and a packing plan for them, and return the paths of both."""
     from gaudi_bert.tfrecords.plan import count_records, plan_packs
 
     records = folder / "unpacked"
-    make_files(records, FILES, SEQUENCES_PER_FILE, SEED)
+    write_record_files(records, FILES, SEQUENCES_PER_FILE, SEED)
     counts, planned = folder / "histogram.json", folder / f"plan-{group_sequences}.json"
     count_records(records, counts, StageRun(QUIET, overwrite=True))
     settings = PackingSettings(group_sequences=group_sequences)

@@ -13,14 +13,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from measuring import InOwnProcess, show
-from records_data import DEPTH, HISTOGRAM, LENGTH, QUIET, SEED, SEQUENCES_PER_FILE, draw_lengths, make_files, prepared
+from measuring import BenchmarkProcess, print_figure
+from records_data import (
+    DEPTH,
+    HISTOGRAM,
+    LENGTH,
+    QUIET,
+    SEED,
+    SEQUENCES_PER_FILE,
+    draw_lengths,
+    write_record_files,
+    write_records_and_plan,
+)
 from watched import MIB, watch
 
 GROUPS_PACKED, GROUP_SEQUENCES = 30, 100_000
 
 
-def memory(folder: Path, rounds: int) -> None:
+def measure_memory(folder: Path, rounds: int) -> None:
     """Measure the peak memory of histogram, plan, write and verify on 4 and on 16 groups, and compare it with an upper
     bound.
     """
@@ -30,7 +40,7 @@ def memory(folder: Path, rounds: int) -> None:
     for count in (4, 16):
         data = folder / f"groups-{count}"
         records, histogram, plan, out = (data / name for name in ("unpacked", "histogram.json", "plan.json", "out"))
-        make_files(records, count, SEQUENCES_PER_FILE, SEED)
+        write_record_files(records, count, SEQUENCES_PER_FILE, SEED)
         group = max(path.stat().st_size for path in records.iterdir()) / MIB
         bound = group + 200e6 / MIB + 16 * threads
         grouping = ["--set", f"packing.group_sequences={SEQUENCES_PER_FILE}", "--set", "packing.algorithm=spfhp"]
@@ -63,13 +73,13 @@ class Writer:
             self._write()
 
 
-def processes(folder: Path, rounds: int) -> None:
+def measure_processes(folder: Path, rounds: int) -> None:
     """Measure the elapsed time of one process, of two processes (`--shard K/2`), and of one process with two threads."""
-    records, planned = prepared(folder, group_sequences=SEQUENCES_PER_FILE)
+    records, planned = write_records_and_plan(folder, group_sequences=SEQUENCES_PER_FILE)
     packed = folder / "packed"
     kinds = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
     ways = {
-        name: [InOwnProcess(Writer, records, planned, packed, (shard, shards), workers) for shard in range(shards)]
+        name: [BenchmarkProcess(Writer, records, planned, packed, (shard, shards), workers) for shard in range(shards)]
         for name, (shards, workers) in kinds.items()
     }
     figures: dict[str, list[float]] = {name: [] for name in ways}
@@ -79,18 +89,18 @@ def processes(folder: Path, rounds: int) -> None:
                 shutil.rmtree(packed, ignore_errors=True)
                 os.sync()
                 started = time.perf_counter()
-                list(pool.map(lambda writer: writer.timed(1), writers))
+                list(pool.map(lambda writer: writer.measure_run(1), writers))
                 if turn:  # the first round is a warm-up, in which processes start and load compiled code
                     figures[name].append(time.perf_counter() - started)
     print("\nWriting 8 groups, from when all processes are ready (numba loaded) to when the last is done")
     for name, values in figures.items():
-        show(name, values, "s")
+        print_figure(name, values, "s")
     for name in list(ways)[1:]:
         ratios = [one / other for one, other in zip(figures["1 process"], figures[name], strict=True)]
-        show(f"speed-up of {name}", ratios, "times")
+        print_figure(f"speed-up of {name}", ratios, "times")
 
 
-def groups(folder: Path, rounds: int) -> None:
+def measure_groups(folder: Path, rounds: int) -> None:
     """Compare the efficiency of packing separate groups of 100,000 sequences with that of packing all of Wikipedia."""
     del folder, rounds
     from gaudi_bert.packing.algorithms import pack_histogram
@@ -110,4 +120,4 @@ def groups(folder: Path, rounds: int) -> None:
         share = 100 * sum(part.tokens for part in parts) / (LENGTH * packs)
         lost = f"{whole - share:.4f} points lost, goal at most 0.1"
         print(f"  {algorithm}: efficiency {whole:.4f} % at once, {share:.4f} % in groups: {lost}")
-        show(f"{algorithm}: plan of one group", seconds, "s")
+        print_figure(f"{algorithm}: plan of one group", seconds, "s")

@@ -29,7 +29,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from measuring import processor  # noqa: E402
+from measuring import describe_processor  # noqa: E402
 from records_data import MASKED_SHARE, MAX_PREDICTIONS, VOCABULARY, draw_lengths  # noqa: E402
 from watched import Watched, watch  # noqa: E402
 
@@ -95,7 +95,7 @@ def make_records(folder: Path, sequences: int) -> None:
 # --- stages
 
 
-def forget(folder: Path) -> None:
+def drop_from_page_cache(folder: Path) -> None:
     """Drop the files of a folder from the kernel's page cache, so that they have to be read from the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
@@ -105,14 +105,14 @@ def forget(folder: Path) -> None:
             os.close(descriptor)
 
 
-def checked(seen: Watched, codes: tuple[int, ...] = (0,)) -> Watched:
+def require_exit_code(seen: Watched, codes: tuple[int, ...] = (0,)) -> Watched:
     """Return the resources of a command. If the command ended with an unexpected exit code, end the benchmark."""
     if seen.code not in codes:
         raise SystemExit(f"ended with {seen.code}:\n{seen.output[-3000:]}")
     return seen
 
 
-def stages(folder: Path, records: Path) -> Iterator[tuple[str, Watched]]:
+def watch_stages(folder: Path, records: Path) -> Iterator[tuple[str, Watched]]:
     """Run each data stage, and yield its name and the resources that it used."""
     histogram, plan, packed = folder / "histogram.json", folder / "plan.json", folder / "packed"
     commands: dict[str, list[str | Path]] = {
@@ -122,11 +122,11 @@ def stages(folder: Path, records: Path) -> Iterator[tuple[str, Watched]]:
         "verify": ["verify", records, packed],
     }
     for name, command in commands.items():
-        forget(folder)
-        yield name, checked(watch([*GAUDI_BERT, *command], environment=QUIET_ENVIRONMENT))
+        drop_from_page_cache(folder)
+        yield name, require_exit_code(watch([*GAUDI_BERT, *command], environment=QUIET_ENVIRONMENT))
 
 
-def training(folder: Path) -> Iterator[tuple[str, Watched]]:
+def watch_training(folder: Path) -> Iterator[tuple[str, Watched]]:
     """Train with two processes, kill them after the first checkpoint, and resume with two other processes. Yield the
     resources of both runs.
     """
@@ -135,18 +135,18 @@ def training(folder: Path) -> Iterator[tuple[str, Watched]]:
     command = [*MPIRUN, *GAUDI_BERT, "train", "--pipeline", pipeline, "--data", folder / "packed", "--out", out]
 
     def has_saved() -> bool:
-        return len(logged(out)) > KILLED_AFTER + 2
+        return len(read_logged_updates(out)) > KILLED_AFTER + 2
 
     for name, kill_when in (("train, killed", has_saved), ("train, resumed", None)):
-        forget(folder / "packed")
+        drop_from_page_cache(folder / "packed")
         seen = watch(command, environment=QUIET_ENVIRONMENT, open_files=OPEN_FILES, kill_when=kill_when)
-        yield name, checked(seen, (-9,) if kill_when else (0,))
-    updates = [entry["update"] for entry in logged(out)]
+        yield name, require_exit_code(seen, (-9,) if kill_when else (0,))
+    updates = [entry["update"] for entry in read_logged_updates(out)]
     if updates[-1] != UPDATES or f"update {KILLED_AFTER + 1}/" not in seen.output or "update 1/" in seen.output:
         raise SystemExit(f"the resumed run ended at update {updates[-1]}:\n{seen.output[-3000:]}")
 
 
-def logged(out: Path) -> list[dict]:
+def read_logged_updates(out: Path) -> list[dict]:
     """Return the complete lines of metrics.jsonl that describe updates."""
     path = out / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
@@ -163,7 +163,7 @@ def rehearse(folder: Path, sequences: int) -> dict[str, dict[str, float]]:
         f"{'':<16}{'wall s':>9}{'CPU s':>9}{'sequences/CPU s':>17}{'peak MiB':>10}{'own MiB':>9}{'files':>7}{'read MiB':>10}"
     )
     figures: dict[str, dict[str, float]] = {"records": {"bytes": unpacked}}
-    for name, seen in (*stages(folder, records), *training(folder)):
+    for name, seen in (*watch_stages(folder, records), *watch_training(folder)):
         figures[name] = {key: getattr(seen, key) for key in ("wall", "cpu", "peak", "own_peak", "files", "read")}
         rate = f"{sequences / seen.cpu:,.0f}" if not name.startswith("train") else ""
         print(
@@ -180,7 +180,7 @@ def rehearse(folder: Path, sequences: int) -> dict[str, dict[str, float]]:
 # --- extrapolation to larger data
 
 
-def paper(content: dict) -> None:
+def print_extrapolation(content: dict) -> None:
     """Print a Markdown table of the CPU hours and the disk space of each stage, extrapolated from the difference between the
     two largest runs.
     """
@@ -207,7 +207,7 @@ def paper(content: dict) -> None:
     print("\nHours are of one core; all but `plan` may be dealt to any number of machines (`--shard K/N`).")
 
 
-def growth(runs: dict[str, dict]) -> None:
+def print_growth(runs: dict[str, dict]) -> None:
     """Print how CPU time and peak memory grow from each run to the next larger one."""
     sizes = sorted(map(int, runs))
     for one, other in itertools.pairwise(sizes):
@@ -229,9 +229,9 @@ def main() -> None:
     parser.add_argument("--paper", type=Path, help="extrapolate to larger data from saved figures")
     options = parser.parse_args()
     if options.paper:
-        paper(json.loads(options.paper.read_text(encoding="utf-8")))
+        print_extrapolation(json.loads(options.paper.read_text(encoding="utf-8")))
         return
-    content = {"processor": processor(), "runs": {}}
+    content = {"processor": describe_processor(), "runs": {}}
     print(f"measured on {content['processor']}")
     for sequences in options.sequences:
         folder = Path(tempfile.mkdtemp(prefix="rehearsal-", dir=options.folder))
@@ -241,7 +241,7 @@ def main() -> None:
             shutil.rmtree(folder)
         if options.json:
             options.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    growth(content["runs"])
+    print_growth(content["runs"])
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import torch
-from finetuning_data import minilm
-from measuring import InOwnProcess, show, show_processor
+from finetuning_data import find_minilm_folder
+from measuring import BenchmarkProcess, print_figure, print_processor
 
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
@@ -190,7 +190,7 @@ class Padded:
             print(f"  padded, {self.width}: loss {self.loss.item():.4f}, {padding:.1%} padding until now", flush=True)
 
 
-def small(model: Path, layers: int, folder: Path) -> Path:
+def save_first_layers(model: Path, layers: int, folder: Path) -> Path:
     """Save the first layers of a model without dropout, and return the folder."""
     from sentence_transformers import SentenceTransformer
 
@@ -213,31 +213,31 @@ def main() -> None:
     parser.add_argument("--sides", default="cached,longest,power,256")
     parser.add_argument("--model", type=Path, default=None)
     options = parser.parse_args()
-    show_processor()
+    print_processor()
     load, size = os.getloadavg()[0], options.pairs
     print(f"load: {load:.1f} on {os.cpu_count()} processors; {options.data}, {size} pairs", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        model = small(options.model or minilm(), options.layers, Path(folder) / "model")
+        model = save_first_layers(options.model or find_minilm_folder(), options.layers, Path(folder) / "model")
         planned = Planned(model, options.data, size)
         rows = itertools.chain.from_iterable(map(planned.select_update_rows, range(options.rounds + 2)))
         pairs = [cast(Pair, row.texts) for row in rows]
-        sides = {"packed": InOwnProcess(Packed, model, options.data, size, 1)}
+        sides = {"packed": BenchmarkProcess(Packed, model, options.data, size, 1)}
         for name in options.sides.split(","):
             arguments = (Packed, model, options.data, size, 3) if name == "cached" else (Padded, model, pairs, size, name)
-            sides[name] = InOwnProcess(*arguments)
+            sides[name] = BenchmarkProcess(*arguments)
         for side in sides.values():
-            side.timed(1)  # warm-up
+            side.measure_run(1)  # warm-up
         shape = planned.shape
         print(f"  an update is {shape.pack_count} packs of {shape.batch.length} positions, {planned.padding():.1%} padding")
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(options.rounds):
             for name in list(sides)[:: 1 if number % 2 else -1]:
-                seconds[name].append(sides[name].timed(1)[0])
+                seconds[name].append(sides[name].measure_run(1)[0])
     for name, spent in seconds.items():
-        show(f"pairs per CPU second, {name}", list(size / np.array(spent)), "/s")
+        print_figure(f"pairs per CPU second, {name}", list(size / np.array(spent)), "/s")
     for name in list(sides)[1:]:
         ratios, goal = np.array(seconds[name]) / seconds["packed"], GOALS[options.data].get(name, "")
-        show(f"CPU seconds of {name} / packed", list(ratios), "times", "<= 1.45" if name == "cached" else goal)
+        print_figure(f"CPU seconds of {name} / packed", list(ratios), "times", "<= 1.45" if name == "cached" else goal)
 
 
 if __name__ == "__main__":

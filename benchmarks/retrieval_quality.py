@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import torch
-from measuring import show, show_processor
+from measuring import print_figure, print_processor
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -39,13 +39,13 @@ from gaudi_bert.runs.labelled_data import FineTuneFiles
 from gaudi_bert.training.loop import compute_learning_rate
 
 
-def pairs_of(file: Path) -> list[tuple[str, str]]:
+def read_pairs(file: Path) -> list[tuple[str, str]]:
     """Read the anchors and positives of a file."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return [(row["anchor"], row["positive"]) for row in rows]
 
 
-def measured(model: Any, pairs: list[tuple[str, str]]) -> float:
+def compute_ndcg(model: Any, pairs: list[tuple[str, str]]) -> float:
     """Return ndcg@10 of a search for the positive of each anchor among all positives."""
     queries = {str(number): anchor for number, (anchor, _) in enumerate(pairs)}
     documents = {f"{number:06}": positive for number, (_, positive) in enumerate(pairs)}
@@ -54,7 +54,9 @@ def measured(model: Any, pairs: list[tuple[str, str]]) -> float:
     return float(figures["cosine_ndcg@10"])
 
 
-def theirs(start: Path, pairs: list[tuple[str, str]], settings: PipelineSettings, seed: int) -> Any:
+def train_with_sentence_transformers(
+    start: Path, pairs: list[tuple[str, str]], settings: PipelineSettings, seed: int
+) -> Any:
     """Train a model with the loss of sentence-transformers, and return it."""
     section, random = settings.finetune, np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -88,9 +90,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    show_processor()
+    print_processor()
     rows, settings = options.work / "rows", load_pipeline(find_pipeline_file(Path("retrieval-demo")))
-    training, held_out = pairs_of(rows / "train.jsonl"), pairs_of(rows / "evaluation.jsonl")
+    training, held_out = read_pairs(rows / "train.jsonl"), read_pairs(rows / "evaluation.jsonl")
     figures: dict[str, list[float]] = {"ours": [], "sentence-transformers": []}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(options.seeds):
@@ -98,18 +100,23 @@ def main() -> None:
             out, changed = Path(folder) / f"ours-{seed}", settings.model_copy(update={"finetune": section})
             files = FineTuneFiles(rows / "train.jsonl", None, options.work / "train", options.work / "examples")
             finetune(changed, files, out, reporter=Reporter(quiet=True))
-            figures["ours"].append(measured(SentenceTransformer(str(out), device="cpu"), held_out))
+            figures["ours"].append(compute_ndcg(SentenceTransformer(str(out), device="cpu"), held_out))
             # For the model before training, run one epoch with a learning rate of almost zero, which leaves the weights
             # unchanged and writes the same kind of folder.
             if seed == 0:
                 still = section.model_copy(update={"learning_rate": 1e-30, "epochs": 1})
                 start = Path(folder) / "start"
                 finetune(settings.model_copy(update={"finetune": still}), files, start, reporter=Reporter(quiet=True))
-                print(f"before: ndcg@10 {measured(SentenceTransformer(str(start), device='cpu'), held_out):.4f}", flush=True)
-            figures["sentence-transformers"].append(measured(theirs(start, training, settings, seed), held_out))
+                print(
+                    f"before: ndcg@10 {compute_ndcg(SentenceTransformer(str(start), device='cpu'), held_out):.4f}",
+                    flush=True,
+                )
+            figures["sentence-transformers"].append(
+                compute_ndcg(train_with_sentence_transformers(start, training, settings, seed), held_out)
+            )
             print(f"seed {seed}: " + ", ".join(f"{name} {values[-1]:.4f}" for name, values in figures.items()), flush=True)
     for name, values in figures.items():
-        show(f"ndcg@10 after training, {name}", values, "")
+        print_figure(f"ndcg@10 after training, {name}", values, "")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measuring import InOwnProcess, show, show_processor
+from measuring import BenchmarkProcess, print_figure, print_processor
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, estimate_row_cost
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[_Lengths, tuple[int, ...]]] = {
 }
 
 
-def sequences_of(lengths: IntArray) -> Sequences:
+def make_random_sequences(lengths: IntArray) -> Sequences:
     """Return sequences of random tokens with the given lengths, each with one of two labels."""
     random, tokens = np.random.default_rng(1), int(lengths.sum())
     return Sequences(
@@ -104,7 +104,7 @@ def write_model(folder: Path) -> None:
     transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
 
 
-def chosen_rows(lengths: IntArray, given: tuple[int, ...] | None) -> RowLengths:
+def pack_into_row_lengths(lengths: IntArray, given: tuple[int, ...] | None) -> RowLengths:
     """Pack the sequences into rows of the given lengths, or into rows of the cheapest lengths, and return the packings."""
     counts = np.bincount(lengths)[1:]
     return choose_row_lengths(
@@ -132,7 +132,7 @@ class Packed:
 
         task = import_task_class("classification")(TaskSettings(name="classification"), ("yes", "no"))
         start, alone = load_initial_weights(model, task), Communicator()
-        data = TaskData(model, "", (), sequences_of(lengths), chosen_rows(lengths, given).packings)
+        data = TaskData(model, "", (), make_random_sequences(lengths), pack_into_row_lengths(lengths, given).packings)
         most = max(1, 4096 // data.row_lengths[-1])
         section = FineTuneSettings(batch_sequences=len(lengths), epochs=1, micro_batch_packs=most, seed=1)
         plan = plan_epochs(section, data, 1, 1)
@@ -162,7 +162,7 @@ class Padded:
         import torch
         import transformers
 
-        sequences = sequences_of(lengths)
+        sequences = make_random_sequences(lengths)
         self._model = transformers.AutoModelForSequenceClassification.from_pretrained(model).train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=RATE, fused=True)
         order = np.random.default_rng(2).permutation(len(lengths))
@@ -198,16 +198,16 @@ def compare(name: str, count: int, rounds: int, model: Path) -> None:
     """Measure and print one case with a number of sequences."""
     make, given = CASES[name]
     lengths = make(np.random.default_rng(5), count)
-    rows = chosen_rows(lengths, None)
+    rows = pack_into_row_lengths(lengths, None)
     print(f"{name}: {count} sequences, {lengths.sum():,} tokens; {rows.format_row_cost_comparison()}", flush=True)
-    ways = {"padded": InOwnProcess(Padded, model, lengths), "chosen": InOwnProcess(Packed, model, lengths, None)}
-    ways |= {f"rows of {length}": InOwnProcess(Packed, model, lengths, (length,)) for length in given}
-    taken = [{way: process.timed(1)[0] for way, process in ways.items()} for _ in range(rounds)]
+    ways = {"padded": BenchmarkProcess(Padded, model, lengths), "chosen": BenchmarkProcess(Packed, model, lengths, None)}
+    ways |= {f"rows of {length}": BenchmarkProcess(Packed, model, lengths, (length,)) for length in given}
+    taken = [{way: process.measure_run(1)[0] for way, process in ways.items()} for _ in range(rounds)]
     for way in ways:
-        show(f"{name}, {way}, CPU time", [each[way] for each in taken], "s")
+        print_figure(f"{name}, {way}, CPU time", [each[way] for each in taken], "s")
     for way in ways.keys() - {"chosen"}:
         goal = {"padded": ">= 1.5" if name == "pairs" else ">= 1"}.get(way, ">= 0.9")
-        show(f"{name}, chosen compared with {way}", [each[way] / each["chosen"] for each in taken], "times", goal)
+        print_figure(f"{name}, chosen compared with {way}", [each[way] / each["chosen"] for each in taken], "times", goal)
 
 
 def main() -> None:
@@ -218,14 +218,14 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--tokens", type=int, help="approximate number of tokens in a case, but at least two padded batches")
     options = parser.parse_args()
-    show_processor()
+    print_processor()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         for name in CASES if "all" in options.cases else options.cases:
-            compare(name, _sequences(name, options), options.rounds, Path(folder))
+            compare(name, _count_sequences(name, options), options.rounds, Path(folder))
 
 
-def _sequences(name: str, options: argparse.Namespace) -> int:
+def _count_sequences(name: str, options: argparse.Namespace) -> int:
     """Return the number of sequences from the command line, or the number that contains about the given number of tokens."""
     mean = CASES[name][0](np.random.default_rng(5), 1000).mean()
     return int(options.sequences if options.tokens is None else max(2 * BATCH, options.tokens // mean))

@@ -107,51 +107,53 @@ def run_commands(checkout: Path, folder: Path, part: str) -> list[str]:
     return printed
 
 
-def without_clock(value: Any) -> Any:
+def remove_changing_keys(value: Any) -> Any:
     """Return a JSON value without the keys that depend on the clock or the version."""
     if isinstance(value, dict):
-        return {key: without_clock(item) for key, item in value.items() if not any(word in key for word in CHANGING_KEYS)}
+        return {
+            key: remove_changing_keys(item) for key, item in value.items() if not any(word in key for word in CHANGING_KEYS)
+        }
     if isinstance(value, list):
-        return [without_clock(item) for item in value]
+        return [remove_changing_keys(item) for item in value]
     return value
 
 
-def same_text(one: str, other: str) -> bool:
+def is_same_output(one: str, other: str) -> bool:
     """Return whether two outputs are equal. If they are JSON, compare them by value."""
     if one == other:
         return True
     try:
-        return bool(without_clock(json.loads(one)) == without_clock(json.loads(other)))
+        return bool(remove_changing_keys(json.loads(one)) == remove_changing_keys(json.loads(other)))
     except json.JSONDecodeError:
         return False
 
 
-def different_keys(one: Any, other: Any, path: str = "") -> Iterator[str]:
+def iterate_different_keys(one: Any, other: Any, path: str = "") -> Iterator[str]:
     """Yield the differences between two JSON values, as `key.key: value != value`."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted({*one, *other}):
-            yield from different_keys(one.get(key), other.get(key), f"{path}.{key}" if path else key)
+            yield from iterate_different_keys(one.get(key), other.get(key), f"{path}.{key}" if path else key)
     elif one != other:
         yield f"{path}: {str(one)[:200]} != {str(other)[:200]}"
 
 
-def described(one: str, other: str) -> str:
+def describe_difference(one: str, other: str) -> str:
     """Describe the differences between two outputs."""
     try:
-        keys = different_keys(without_clock(json.loads(one)), without_clock(json.loads(other)))
+        keys = iterate_different_keys(remove_changing_keys(json.loads(one)), remove_changing_keys(json.loads(other)))
     except json.JSONDecodeError:
         return f"here: {one[:300]}\n  there: {other[:300]}"
     return "\n  ".join(keys)
 
 
-def same_file(one: Path, other: Path) -> bool:
+def is_same_file(one: Path, other: Path) -> bool:
     """Return whether two files have the same content. JSON files and checkpoints are compared by value, all other files byte
     for byte.
     """
     if one.read_bytes() == other.read_bytes():
         return True
     if one.suffix == ".json":
-        return same_text(one.read_text(), other.read_text())
+        return is_same_output(one.read_text(), other.read_text())
     if one.suffix == ".safetensors":
         from safetensors.numpy import load_file
 
@@ -160,7 +162,7 @@ def same_file(one: Path, other: Path) -> bool:
     return False
 
 
-def files_of(folder: Path) -> set[Path]:
+def list_compared_files(folder: Path) -> set[Path]:
     """Return the files that are compared."""
     return {
         path.relative_to(folder)
@@ -169,14 +171,14 @@ def files_of(folder: Path) -> set[Path]:
     }
 
 
-def differences(part: str, ours: Path, theirs: Path, printed: tuple[list[str], list[str]]) -> Iterator[str]:
+def iterate_differences(part: str, ours: Path, theirs: Path, printed: tuple[list[str], list[str]]) -> Iterator[str]:
     """Yield a description of each command with different output, and of each different file."""
     for words, one, other in zip(PARTS[part], *printed, strict=True):
-        if not same_text(one, other):
-            yield f"{part}: printed by {' '.join(words)}\n  {described(one, other)}"
-    here, there = files_of(ours), files_of(theirs)
+        if not is_same_output(one, other):
+            yield f"{part}: printed by {' '.join(words)}\n  {describe_difference(one, other)}"
+    here, there = list_compared_files(ours), list_compared_files(theirs)
     yield from (f"{part}: {path} is on one side only" for path in sorted(here ^ there))
-    yield from (f"{part}: {path}" for path in sorted(here & there) if not same_file(ours / path, theirs / path))
+    yield from (f"{part}: {path}" for path in sorted(here & there) if not is_same_file(ours / path, theirs / path))
 
 
 def main() -> None:
@@ -200,8 +202,11 @@ def main() -> None:
                 if part == "tables":
                     make_rows(folder)
                 printed.append(run_commands(checkout, folder, part))
-            wrong = list(differences(part, sides[0], sides[1], (printed[0], printed[1])))
-            print(*(wrong or [f"{part}: the same ({len(files_of(sides[0]))} files, {len(PARTS[part])} commands)"]), sep="\n")
+            wrong = list(iterate_differences(part, sides[0], sides[1], (printed[0], printed[1])))
+            print(
+                *(wrong or [f"{part}: the same ({len(list_compared_files(sides[0]))} files, {len(PARTS[part])} commands)"]),
+                sep="\n",
+            )
             count += len(wrong)
     raise SystemExit(1 if count else 0)
 

@@ -48,8 +48,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from finetuning_data import minilm
-from measuring import show, show_processor
+from finetuning_data import find_minilm_folder
+from measuring import print_figure, print_processor
 
 INFINITY = "infinity-emb[server,torch]==0.0.78"
 PADDED, LOOP = "padded", "sentence-transformers"
@@ -62,7 +62,7 @@ _SHARE_OF_QUERIES = {"mix": 0.7, "passages": 0.0, "queries": 1.0}
 # --- texts
 
 
-def texts_of(kind: str, count: int, seed: int) -> list[str]:
+def draw_texts(kind: str, count: int, seed: int) -> list[str]:
     """Return texts from the standard library's docstrings: a `mix`, or only `passages` or `queries`."""
     short, passages = [], []
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -112,7 +112,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(name: str, model: Path, device: str, environment: Path, log: Path) -> Iterator[Server]:
+def server_running(name: str, model: Path, device: str, environment: Path, log: Path) -> Iterator[Server]:
     """Start a server, and yield it as soon as it answers. On exit, kill it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -145,7 +145,7 @@ def started(name: str, model: Path, device: str, environment: Path, log: Path) -
         process.wait()
 
 
-def make_infinity(environment: Path) -> None:
+def install_infinity(environment: Path) -> None:
     """Install Infinity into an environment of its own, unless it is already installed."""
     if (environment / "bin" / "infinity_emb").exists():
         return
@@ -178,7 +178,7 @@ async def send(server: Server, texts: Sequence[str], connection: Connection) -> 
     return int(headers.split()[1]), await reader.readexactly(size)
 
 
-async def ask(server: Server, texts: Sequence[str], connection: Connection) -> bytes:
+async def request_answer(server: Server, texts: Sequence[str], connection: Connection) -> bytes:
     """Send one request, and return the body of its answer. If the status is not 200, end the benchmark."""
     status, answer = await send(server, texts, connection)
     if status != 200:
@@ -196,7 +196,7 @@ async def closed_loop(server: Server, texts: Sequence[str], clients: int) -> lis
         connection = await connect(server)
         while waiting:
             text, begun = waiting.pop(), time.perf_counter()
-            await ask(server, [text], connection)
+            await request_answer(server, [text], connection)
             seconds.append(time.perf_counter() - begun)
         connection[1].close()
 
@@ -213,14 +213,14 @@ async def open_loop(server: Server, texts: Sequence[str], rate: float, bulk: Seq
     async def one(text: str) -> None:
         connection = await connect(server)
         begun = time.perf_counter()
-        await ask(server, [text], connection)
+        await request_answer(server, [text], connection)
         seconds.append(time.perf_counter() - begun)
         connection[1].close()
 
     async def bulks() -> None:
         connection = await connect(server)
         while bulk and not done.is_set():
-            await ask(server, bulk, connection)
+            await request_answer(server, bulk, connection)
         connection[1].close()
 
     sending = asyncio.ensure_future(bulks())
@@ -259,11 +259,11 @@ async def flood(server: Server, texts: Sequence[str], rate: float, seconds: floa
     return found
 
 
-def vectors(server: Server, texts: Sequence[str]) -> np.ndarray:
+def request_vectors(server: Server, texts: Sequence[str]) -> np.ndarray:
     """Return the vectors that a server computes for a few texts."""
 
     async def asked() -> bytes:
-        return await ask(server, texts, await connect(server))
+        return await request_answer(server, texts, await connect(server))
 
     content = json.loads(asyncio.run(asked()))
     listed = content if isinstance(content, list) else [each["embedding"] for each in content["data"]]
@@ -280,11 +280,11 @@ def compare(servers: Sequence[Server], kind: str, clients: int, options: argpars
     costs: dict[str, list[float]] = {server.name: [] for server in servers}
     rates: dict[str, list[float]] = {server.name: [] for server in servers}
     for server in servers:
-        asyncio.run(closed_loop(server, texts_of(kind, 2 * clients, 99), clients))
+        asyncio.run(closed_loop(server, draw_texts(kind, 2 * clients, 99), clients))
     before = {server.name: server.slots_and_tokens() for server in servers}
     late: dict[str, list[float]] = {server.name: [] for server in servers}
     for number in range(options.rounds):
-        texts = texts_of(kind, options.texts, number)
+        texts = draw_texts(kind, options.texts, number)
         for server in servers:
             cpu, wall = server.cpu_seconds(), time.perf_counter()
             late[server.name] += asyncio.run(closed_loop(server, texts, clients))
@@ -293,20 +293,22 @@ def compare(servers: Sequence[Server], kind: str, clients: int, options: argpars
     print(f"{kind}, {clients} clients", flush=True)
     for server in servers:
         name = f"{kind}, {clients} clients, {server.name}"
-        show(f"{name}: CPU of the server for a text", costs[server.name], "ms")
-        show(f"{name}: texts", rates[server.name], "a second")
-        show(f"{name}: p50, p99", [1000 * float(np.quantile(late[server.name], share)) for share in (0.5, 0.99)], "ms")
+        print_figure(f"{name}: CPU of the server for a text", costs[server.name], "ms")
+        print_figure(f"{name}: texts", rates[server.name], "a second")
+        print_figure(
+            f"{name}: p50, p99", [1000 * float(np.quantile(late[server.name], share)) for share in (0.5, 0.99)], "ms"
+        )
         counted, first = server.slots_and_tokens(), before[server.name]
         if counted is not None and first is not None:
-            show(f"{name}: slots a token", [(counted[0] - first[0]) / (counted[1] - first[1])], "")
+            print_figure(f"{name}: slots a token", [(counted[0] - first[0]) / (counted[1] - first[1])], "")
     ours = servers[0].name
     if options.device == "cpu":
-        show(
+        print_figure(
             f"{kind}, {clients} clients: limit of the CPU for a text", [limit_milliseconds(servers[0], kind, clients)], "ms"
         )
     for server in servers[1:]:
         ratios = [other / own for other, own in zip(costs[server.name], costs[ours], strict=True)]
-        show(f"{kind}, {clients} clients: CPU of {server.name} / of {ours}", ratios, "times")
+        print_figure(f"{kind}, {clients} clients: CPU of {server.name} / of {ours}", ratios, "times")
     return float(np.median(rates[servers[-1].name]))
 
 
@@ -317,7 +319,7 @@ def limit_milliseconds(server: Server, kind: str, clients: int) -> float:
     import torch
     from torch.nn import functional
 
-    texts = texts_of(kind, 300, 99)
+    texts = draw_texts(kind, 300, 99)
     without_model, cpu = replace(server, route="/tokenize"), server.cpu_seconds()
     asyncio.run(closed_loop(without_model, texts, clients))
     http_seconds = (server.cpu_seconds() - cpu) / len(texts)
@@ -344,10 +346,10 @@ def _cpu_seconds(function: Callable[[], Any]) -> float:
     return time.process_time() - begun
 
 
-def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespace) -> None:
+def print_latencies(servers: Sequence[Server], rate: float, options: argparse.Namespace) -> None:
     """Print the latency of single queries at a given rate, and at a low rate during bulk requests of 1,000 texts."""
-    queries = [text for text in texts_of("mix", 4 * options.texts, 7) if len(text.split()) < 20][: options.texts]
-    bulk, few = texts_of("mix", 1000, 8), 2.0 if options.device == "cpu" else 20.0
+    queries = [text for text in draw_texts("mix", 4 * options.texts, 7) if len(text.split()) < 20][: options.texts]
+    bulk, few = draw_texts("mix", 1000, 8), 2.0 if options.device == "cpu" else 20.0
     for server in servers:
         loads = [(f"{rate:.0f} queries a second", rate, queries, ())] if rate else []
         for what, load, texts, beside in (
@@ -357,14 +359,14 @@ def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespac
         ):
             seconds = asyncio.run(open_loop(server, texts, load, beside))
             shares = [1000 * float(np.quantile(seconds, share)) for share in (0.5, 0.99)]
-            show(f"{server.name}, {what}: p50 and p99", shares, "ms")
+            print_figure(f"{server.name}, {what}: p50 and p99", shares, "ms")
 
 
-def overload(server: Server, options: argparse.Namespace) -> None:
+def measure_overload(server: Server, options: argparse.Namespace) -> None:
     """Print what happens at ten times the highest rate during a minute, and the rate afterwards."""
-    texts = texts_of("mix", 300, 11)
-    expected = dict(zip(texts, vectors(server, texts), strict=True))
-    many = texts_of("mix", options.texts, 12)
+    texts = draw_texts("mix", 300, 11)
+    expected = dict(zip(texts, request_vectors(server, texts), strict=True))
+    many = draw_texts("mix", options.texts, 12)
     rates = []
     for _ in range(2):
         begun = time.perf_counter()
@@ -379,12 +381,12 @@ def overload(server: Server, options: argparse.Namespace) -> None:
         wrong = sum(np.abs(np.array(json.loads(answer)[0]) - expected[text]).max() > 1e-5 for _, text, answer, _ in good)
         counts = dict(sorted(Counter(status for status, *_ in found).items()))
         print(f"10 times the highest rate for 60 s: {len(found)} requests, by status {counts}; {wrong} wrong answers")
-        show("good answers / the highest rate", [len(good) / taken / rates[0]], "times", ">= 0.9")
-        show("seconds of an answer, longest", [max(each[3] for each in good)], "s")
-        show("seconds of a refusal, longest", [max((each[3] for each in found if each[0] != 200), default=0.0)], "s")
-        show("cores that the server, and the clients, used", [used / taken, own / taken], "")
-        show("memory before, and at the most", [before, server.memory_mib()], "MiB")
-    show("rate afterwards / before", [rates[1] / rates[0]], "times")
+        print_figure("good answers / the highest rate", [len(good) / taken / rates[0]], "times", ">= 0.9")
+        print_figure("seconds of an answer, longest", [max(each[3] for each in good)], "s")
+        print_figure("seconds of a refusal, longest", [max((each[3] for each in found if each[0] != 200), default=0.0)], "s")
+        print_figure("cores that the server, and the clients, used", [used / taken, own / taken], "")
+        print_figure("memory before, and at the most", [before, server.memory_mib()], "MiB")
+    print_figure("rate afterwards / before", [rates[1] / rates[0]], "times")
 
 
 # --- requests that are designed to overload a server
@@ -393,7 +395,7 @@ _LARGEST = (8 << 20) - 200  # bytes of a body
 _ATTACK_SECONDS, _QUERIES = 10.0, 100
 
 
-def attacks() -> dict[str, tuple[str, bytes, int, float | None]]:
+def build_attacks() -> dict[str, tuple[str, bytes, int, float | None]]:
     """Return the attacks by name, each with its route, body and number of clients, and the time after which a client
     disconnects.
     """
@@ -421,7 +423,7 @@ def attacks() -> dict[str, tuple[str, bytes, int, float | None]]:
     }
 
 
-async def attack(
+async def run_attack(
     server: Server, route: str, body: bytes, clients: int, patience: float | None
 ) -> tuple[list[float], Counter]:
     """Let clients send a body repeatedly for a while. Return the seconds of normal queries in the meantime, and the statuses
@@ -461,18 +463,18 @@ async def attack(
     return seconds, statuses
 
 
-def resist(model: Path, options: argparse.Namespace) -> None:
+def measure_attacks(model: Path, options: argparse.Namespace) -> None:
     """Print the effect of each attack on queries and on the server's memory. Each attack uses a new server."""
-    for name, (route, body, clients, patience) in attacks().items():
+    for name, (route, body, clients, patience) in build_attacks().items():
         if options.only and not any(part in name for part in options.only):
             continue
-        with started("gaudi-bert", model, options.device, options.environment, Path(tempfile.gettempdir())) as server:
-            vectors(server, texts_of("mix", 64, 1))
+        with server_running("gaudi-bert", model, options.device, options.environment, Path(tempfile.gettempdir())) as server:
+            request_vectors(server, draw_texts("mix", 64, 1))
             before = server.memory_mib()
-            seconds, statuses = asyncio.run(attack(server, route, body, clients, patience))
+            seconds, statuses = asyncio.run(run_attack(server, route, body, clients, patience))
             shares = [1000 * float(np.quantile(seconds, share)) for share in (0.5, 0.99)]
-            show(f"{name}: p50 and p99 of a query", shares, "ms")
-            show(f"{name}: memory before, and at the most", [before, server.memory_mib()], "MiB")
+            print_figure(f"{name}: p50 and p99 of a query", shares, "ms")
+            print_figure(f"{name}: memory before, and at the most", [before, server.memory_mib()], "MiB")
             print(f"  {name}: {len(body):,} bytes, by status {dict(sorted(statuses.items()))}", flush=True)
 
 
@@ -583,31 +585,32 @@ def main() -> None:
     parser.add_argument("--serve", choices=[LOOP, PADDED], help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    model = options.model or minilm()
+    model = options.model or find_minilm_folder()
     if options.serve is not None:
         serve_peer(options.serve, model, options.device, options.port)
         return
-    show_processor()
+    print_processor()
     peers = [PADDED] if options.device == "cuda" else options.peers
     if options.attacks:
-        resist(model, options)
+        measure_attacks(model, options)
         return
     if options.overload:
         log = Path(tempfile.gettempdir())
-        with started("gaudi-bert", model, options.device, options.environment, log) as server:
-            overload(server, options)
+        with server_running("gaudi-bert", model, options.device, options.environment, log) as server:
+            measure_overload(server, options)
         return
     if "infinity" in peers:
-        make_infinity(options.environment)
+        install_infinity(options.environment)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         names = ["gaudi-bert", *sorted(peers, key=lambda peer: peer == "infinity")]
         servers = [
-            stack.enter_context(started(name, model, options.device, options.environment, Path(folder))) for name in names
+            stack.enter_context(server_running(name, model, options.device, options.environment, Path(folder)))
+            for name in names
         ]
-        few = texts_of("mix", 20, 1)
-        expected = vectors(servers[0], few)
+        few = draw_texts("mix", 20, 1)
+        expected = request_vectors(servers[0], few)
         for server in servers[1:]:
-            difference = float(np.abs(vectors(server, few) - expected).max())
+            difference = float(np.abs(request_vectors(server, few) - expected).max())
             print(f"  vectors of {server.name} differ by at most {difference:.1e}", flush=True)
         rate = 0.0
         for kind in options.kinds:
@@ -615,7 +618,7 @@ def main() -> None:
                 found = compare(servers, kind, clients, options)
                 rate = rate or found
         if not options.no_latency:
-            latencies(servers, 0.7 * rate, options)
+            print_latencies(servers, 0.7 * rate, options)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-from measuring import show, show_processor, timed
+from measuring import measure_seconds, print_figure, print_processor
 from pyarrow import parquet
 
 from gaudi_bert.artefacts.results import StageRun
@@ -64,13 +64,13 @@ def full_output(folder: Path, rows: int, rounds: int, algorithms: list[str]) -> 
     copies = []
     for _ in range(rounds):
         for algorithm, of_algorithm in ratios.items():
-            theirs, _ = timed(lambda: copy_by_pyarrow(source, copy))
-            own, _ = timed(lambda algorithm=algorithm: pack(source, folder / "packed", algorithm=algorithm))
+            theirs, _ = measure_seconds(lambda: copy_by_pyarrow(source, copy))
+            own, _ = measure_seconds(lambda algorithm=algorithm: pack(source, folder / "packed", algorithm=algorithm))
             of_algorithm.append(theirs / own)
             copies.append(rows / theirs)
-    show("rows a CPU second, pyarrow reads and writes them", copies, "rows/s")
+    print_figure("rows a CPU second, pyarrow reads and writes them", copies, "rows/s")
     for algorithm, of_algorithm in ratios.items():
-        show(f"full output ({algorithm}) beside it", of_algorithm, "x", "0.7")
+        print_figure(f"full output ({algorithm}) beside it", of_algorithm, "x", "0.7")
     size = sum(path.stat().st_size for path in (folder / "packed").glob("*.parquet"))
     print(f"  bytes: {source.stat().st_size:,} in, {copy.stat().st_size:,} copied, {size:,} packed")
 
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithms", default="lpfhp,optimal", help="packing algorithms to compare")
     given = parser.parse_args()
-    show_processor()
+    print_processor()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         full_output(folder, given.rows, given.rounds, given.algorithms.split(","))

@@ -21,8 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measuring import show, show_processor, timed
-from prepare import real_text
+from measuring import measure_seconds, print_figure, print_processor
+from prepare import load_documents
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from gaudi_bert.artefacts.results import StageRun
@@ -31,7 +31,7 @@ from gaudi_bert.common.progress import Reporter
 LENGTH, VOCABULARY, BATCH = 512, 16_000, 1000
 
 
-def byte_level_bpe(texts: list[str], size: int) -> Tokenizer:
+def train_byte_level_bpe(texts: list[str], size: int) -> Tokenizer:
     """Train a byte-level BPE tokenizer with RoBERTa's special tokens on texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -45,8 +45,8 @@ def byte_level_bpe(texts: list[str], size: int) -> Tokenizer:
 
 def write_texts(folder: Path, megabytes: float) -> None:
     """Write texts.jsonl and tokenizer.json."""
-    documents = ["\n".join(document) for document in real_text()]
-    tokenizer = byte_level_bpe(documents, VOCABULARY)
+    documents = ["\n".join(document) for document in load_documents()]
+    tokenizer = train_byte_level_bpe(documents, VOCABULARY)
     tokenizer.save(str(folder / "tokenizer.json"))
     written, copy = 0, 0
     with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:
@@ -59,7 +59,7 @@ def write_texts(folder: Path, megabytes: float) -> None:
             copy += 1
 
 
-def ours(folder: Path) -> tuple[float, float]:
+def measure_tokenize(folder: Path) -> tuple[float, float]:
     """Return the CPU and elapsed seconds of `tokenize`, without the start of its process."""
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.tables.tokenize import tokenize_texts
@@ -67,17 +67,17 @@ def ours(folder: Path) -> tuple[float, float]:
     shutil.rmtree(folder / "tokens", ignore_errors=True)
     settings = TokenizeSettings(max_sequence_length=LENGTH)
     arguments = [str(folder / "texts.jsonl")], folder / "tokenizer.json", folder / "tokens", settings
-    return timed(lambda: tokenize_texts(*arguments, StageRun(Reporter(quiet=True), overwrite=True)))
+    return measure_seconds(lambda: tokenize_texts(*arguments, StageRun(Reporter(quiet=True), overwrite=True)))
 
 
-def library(folder: Path, method: str) -> tuple[float, float]:
+def measure_library(folder: Path, method: str) -> tuple[float, float]:
     """Return the CPU and elapsed seconds of batch encoding with a method of the library `tokenizers`."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     encode = getattr(tokenizer, method)
     cpu = wall = 0.0
     with open(folder / "texts.jsonl", encoding="utf-8") as file:
         while batch := [json.loads(line)["text"] for _, line in zip(range(BATCH), file, strict=False)]:
-            taken = timed(lambda batch=batch: encode(batch))
+            taken = measure_seconds(lambda batch=batch: encode(batch))
             cpu, wall = cpu + taken[0], wall + taken[1]
     return cpu, wall
 
@@ -97,13 +97,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     if options.measure:
-        cpu, wall = ours(options.folder) if options.measure == "ours" else library(options.folder, options.measure)
+        cpu, wall = (
+            measure_tokenize(options.folder)
+            if options.measure == "ours"
+            else measure_library(options.folder, options.measure)
+        )
         usage = resource.getrusage(resource.RUSAGE_SELF)
         if options.measure == "ours":
             cpu = usage.ru_utime + usage.ru_stime
         print(json.dumps([cpu, wall, usage.ru_maxrss / 1024]))
         return
-    show_processor()
+    print_processor()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_texts(folder, options.megabytes)
@@ -111,12 +115,16 @@ def main() -> None:
         rounds = [{what: measure(folder, what) for what in names} for _ in range(options.rounds)]
     print(f"{options.megabytes:.0f} MB of JSON lines, rows of at most {LENGTH} tokens:")
     for what in names:
-        show(f"{what}, CPU time", [options.megabytes / each[what][0] for each in rounds], "MB/s")
-        show(f"{what}, elapsed", [options.megabytes / each[what][1] for each in rounds], "MB/s")
+        print_figure(f"{what}, CPU time", [options.megabytes / each[what][0] for each in rounds], "MB/s")
+        print_figure(f"{what}, elapsed", [options.megabytes / each[what][1] for each in rounds], "MB/s")
     for what in names[1:]:
-        show(f"rate compared with {what}, CPU time", [each[what][0] / each["ours"][0] for each in rounds], "times", "0.9")
-        show(f"rate compared with {what}, elapsed", [each[what][1] / each["ours"][1] for each in rounds], "times", "0.9")
-    show("peak memory of tokenize", [each["ours"][2] for each in rounds], "MiB", "500")
+        print_figure(
+            f"rate compared with {what}, CPU time", [each[what][0] / each["ours"][0] for each in rounds], "times", "0.9"
+        )
+        print_figure(
+            f"rate compared with {what}, elapsed", [each[what][1] / each["ours"][1] for each in rounds], "times", "0.9"
+        )
+    print_figure("peak memory of tokenize", [each["ours"][2] for each in rounds], "MiB", "500")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measuring import InOwnProcess, processor, show, show_processor, timed
+from measuring import BenchmarkProcess, describe_processor, measure_seconds, print_figure, print_processor
 
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.tensorflow import set_tensorflow_environment
@@ -47,7 +47,7 @@ class Times(NamedTuple):
     wall: np.ndarray
 
 
-def alternate(
+def measure_alternately(
     functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 2, elsewhere: Sequence[str] = ()
 ) -> dict[str, Times]:
     """Run every function in every round, alternately in forward and backward order, and return their times. The first
@@ -58,19 +58,19 @@ def alternate(
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     for number in range(-warm_up, rounds):
         for name in list(functions)[:: 1 if number % 2 else -1]:
-            measured = timed(functions[name]) if name not in elsewhere else functions[name]()
+            measured = measure_seconds(functions[name]) if name not in elsewhere else functions[name]()
             if number >= 0:
                 seconds[name].append(measured)
     return {name: Times(*np.array(values).T) for name, values in seconds.items()}
 
 
-def show_ratio(label: str, ratios: Times, goal: str) -> None:
+def print_ratio(label: str, ratios: Times, goal: str) -> None:
     """Print a ratio, once by elapsed time and once by CPU time."""
-    show(f"{label} (wall)", list(ratios.wall), "", goal)
-    show(f"{label} (CPU time)", list(ratios.cpu), "", goal)
+    print_figure(f"{label} (wall)", list(ratios.wall), "", goal)
+    print_figure(f"{label} (CPU time)", list(ratios.cpu), "", goal)
 
 
-def ratio(above: Times, below: Times, factor: float = 1.0) -> Times:
+def divide_times(above: Times, below: Times, factor: float = 1.0) -> Times:
     """Return the ratios of the times in each round, multiplied by `factor`."""
     return Times(factor * above.cpu / below.cpu, factor * above.wall / below.wall)
 
@@ -85,27 +85,32 @@ def measure_engines(records: Any, rounds: int) -> None:
     print(f"\nboth engines, {BASE_LIKE.num_hidden_layers} layers of BERT-base, {BASE_ROWS} packed rows an update")
     steps = {f"{engine} {kind}": partial(trainer.run, 1) for (engine, kind), trainer in trainers.items()}
     products = matrix_products("float32")
-    seconds = alternate({**steps, **products}, rounds)
+    seconds = measure_alternately({**steps, **products}, rounds)
     for kind in kinds:
-        show_ratio(f"{kind}: PyTorch / TensorFlow", ratio(seconds[f"tensorflow {kind}"], seconds[f"pytorch {kind}"]), "0.9")
-    show_ratio("a matrix product: PyTorch / TensorFlow", ratio(seconds["TensorFlow"], seconds["PyTorch"]), "")
+        print_ratio(
+            f"{kind}: PyTorch / TensorFlow", divide_times(seconds[f"tensorflow {kind}"], seconds[f"pytorch {kind}"]), "0.9"
+        )
+    print_ratio("a matrix product: PyTorch / TensorFlow", divide_times(seconds["TensorFlow"], seconds["PyTorch"]), "")
     losses = {engine: trainers[engine, "float32"].losses for engine in ("tensorflow", "pytorch")}
-    print("  loss after each update, dropout on: " + "; ".join(f"{engine} {curve(losses[engine])}" for engine in losses))
+    print(
+        "  loss after each update, dropout on: "
+        + "; ".join(f"{engine} {format_losses(losses[engine])}" for engine in losses)
+    )
 
 
 def measure_vendor(records: Any, rounds: int, vendor: Path) -> None:
     """Compare the packs per second with those of the model that Habana uses for packed BERT."""
     import torch
-    from training_data import SMALL, Trainer, some_batches
+    from training_data import SMALL, Trainer, read_first_batches
     from training_peers import VendorTrainer
 
     torch.set_num_threads(os.cpu_count() or 1)
     ours = Trainer(SMALL, records.packed, SMALL_ROWS, "pytorch")
-    theirs = InOwnProcess(VendorTrainer, vendor, SMALL, some_batches(records.packed, SMALL_ROWS, 8))
+    theirs = BenchmarkProcess(VendorTrainer, vendor, SMALL, read_first_batches(records.packed, SMALL_ROWS, 8))
     print(f"\n{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, {SMALL_ROWS} packed rows an update, by PyTorch")
-    steps = {"ours": lambda: ours.run(2), "vendor": lambda: theirs.timed(2)}
-    seconds = alternate(steps, rounds, elsewhere=("vendor",))
-    show_ratio("ours / the vendor's model", ratio(seconds["vendor"], seconds["ours"]), "2")
+    steps = {"ours": lambda: ours.run(2), "vendor": lambda: theirs.measure_run(2)}
+    seconds = measure_alternately(steps, rounds, elsewhere=("vendor",))
+    print_ratio("ours / the vendor's model", divide_times(seconds["vendor"], seconds["ours"]), "2")
 
 
 def measure_speed_up(records: Any, rounds: int, engine: EngineName) -> None:
@@ -117,95 +122,107 @@ def measure_speed_up(records: Any, rounds: int, engine: EngineName) -> None:
         name: Trainer(BASE_LIKE, source, BASE_ROWS, engine)
         for name, source in (("packed", records.packed), ("unpacked", records.unpacked))
     }
-    seconds = alternate({name: lambda trainer=trainer: trainer.run(1) for name, trainer in trainers.items()}, rounds)
+    seconds = measure_alternately(
+        {name: lambda trainer=trainer: trainer.run(1) for name, trainer in trainers.items()}, rounds
+    )
     factor = records.metadata.packing_factor
     print(f"  packing factor {factor:.4f}, efficiency {records.metadata.efficiency:.4%}")
-    show("sequences/s packed", list(BASE_ROWS * factor / seconds["packed"].wall), "/s")
-    show("sequences/s unpacked", list(BASE_ROWS / seconds["unpacked"].wall), "/s")
-    show_ratio("realized speed-up", ratio(seconds["unpacked"], seconds["packed"], factor), f"{0.95 * factor:.2f}")
-    show_ratio("realized speed-up / packing factor", ratio(seconds["unpacked"], seconds["packed"]), "0.95")
+    print_figure("sequences/s packed", list(BASE_ROWS * factor / seconds["packed"].wall), "/s")
+    print_figure("sequences/s unpacked", list(BASE_ROWS / seconds["unpacked"].wall), "/s")
+    print_ratio("realized speed-up", divide_times(seconds["unpacked"], seconds["packed"], factor), f"{0.95 * factor:.2f}")
+    print_ratio("realized speed-up / packing factor", divide_times(seconds["unpacked"], seconds["packed"]), "0.95")
 
 
 def measure_transformers(records: Any, rounds: int, engine: EngineName, precision: Precision) -> None:
     """Print the non-padding tokens per second of gaudi-bert and of transformers in the same precision."""
     import torch
-    from training_data import SMALL, Trainer, some_batches, training_flops_a_row
+    from training_data import SMALL, Trainer, count_training_flops_per_row, read_first_batches
     from training_peers import TransformersTrainer
 
     torch.set_num_threads(os.cpu_count() or 1)
-    batches = some_batches(records.unpacked, SMALL_ROWS, 8)
-    everywhere, masked = (InOwnProcess(TransformersTrainer, SMALL, batches, only, precision) for only in (False, True))
+    batches = read_first_batches(records.unpacked, SMALL_ROWS, 8)
+    everywhere, masked = (BenchmarkProcess(TransformersTrainer, SMALL, batches, only, precision) for only in (False, True))
     ours = Trainer(SMALL, records.packed, SMALL_ROWS, engine, precision)
     sizes = f"{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, length 512"
     print(f"\n{sizes}, {SMALL_ROWS} rows an update, {precision}")
     products = matrix_products(precision)
-    steps = {"ours": lambda: ours.run(4), "everywhere": lambda: everywhere.timed(1), "masked": lambda: masked.timed(2)}
-    seconds = alternate({**steps, **products}, rounds, elsewhere=("everywhere", "masked"))
+    steps = {
+        "ours": lambda: ours.run(4),
+        "everywhere": lambda: everywhere.measure_run(1),
+        "masked": lambda: masked.measure_run(2),
+    }
+    seconds = measure_alternately({**steps, **products}, rounds, elsewhere=("everywhere", "masked"))
     # Every step has the same shapes, so its time does not depend on the lengths in its rows. Therefore use the mean number
     # of tokens per row.
     row = records.tokens_a_sequence
     packed_row = row * records.metadata.packing_factor
-    show("real tokens/s, ours, packed", list(4 * SMALL_ROWS * packed_row / seconds["ours"].wall), "/s")
-    show("real tokens/s, transformers, padded", list(SMALL_ROWS * row / seconds["everywhere"].wall), "/s")
-    show("real tokens/s, its head at masked positions only", list(2 * SMALL_ROWS * row / seconds["masked"].wall), "/s")
+    print_figure("real tokens/s, ours, packed", list(4 * SMALL_ROWS * packed_row / seconds["ours"].wall), "/s")
+    print_figure("real tokens/s, transformers, padded", list(SMALL_ROWS * row / seconds["everywhere"].wall), "/s")
+    print_figure(
+        "real tokens/s, its head at masked positions only", list(2 * SMALL_ROWS * row / seconds["masked"].wall), "/s"
+    )
     work = 4 * packed_row / row
-    show_ratio(
-        "ours / transformers", ratio(seconds["everywhere"], seconds["ours"], work), "8" if engine == "tensorflow" else "6"
+    print_ratio(
+        "ours / transformers",
+        divide_times(seconds["everywhere"], seconds["ours"], work),
+        "8" if engine == "tensorflow" else "6",
     )
     goal = "3.5 (4)" if engine == "tensorflow" else "3"
-    show_ratio("ours / its head at masked positions", ratio(seconds["masked"], seconds["ours"], work / 2), goal)
+    print_ratio("ours / its head at masked positions", divide_times(seconds["masked"], seconds["ours"], work / 2), goal)
     # The next figures are upper bounds of the last ratio: the fraction of the time that the matrix products alone would take
     # at the rate of the fastest library.
-    peak, product = fastest([seconds[library] for library in products]), 2 * MATRIX**3
+    peak, product = select_fastest_times([seconds[library] for library in products]), 2 * MATRIX**3
     for name, side, updates, source, reads_all in (
         ("ours", "ours", 4, records.packed, False),
         ("its head at masked positions", "masked", 2, records.unpacked, True),
     ):
-        flops = updates * SMALL_ROWS * training_flops_a_row(SMALL, source, reads_all)
-        show_ratio(f"{name}: share of the matrix peak", ratio(peak, seconds[side], flops / product), "")
+        flops = updates * SMALL_ROWS * count_training_flops_per_row(SMALL, source, reads_all)
+        print_ratio(f"{name}: share of the matrix peak", divide_times(peak, seconds[side], flops / product), "")
 
 
 def has_bfloat16() -> bool:
     """Return whether this processor has instructions for bfloat16 products."""
-    return any(name in processor() for name in ("AMX", "BF16"))
+    return any(name in describe_processor() for name in ("AMX", "BF16"))
 
 
 def measure_utilisation(records: Any, rounds: int, engine: EngineName) -> None:
     """Measure which fraction of the processor's peak rate for matrix products a step reaches, in float32 and in bfloat16."""
-    from training_data import BASE_LIKE, Trainer, training_flops_a_row
+    from training_data import BASE_LIKE, Trainer, count_training_flops_per_row
 
     kinds = ("float32", "bfloat16") if has_bfloat16() else ("float32",)
     trainers = {kind: Trainer(BASE_LIKE, records.packed, BASE_ROWS, engine, kind) for kind in kinds}
     products = {(kind, library): product for kind in kinds for library, product in matrix_products(kind).items()}
     steps = {kind: lambda trainer=trainer: trainer.run(1) for kind, trainer in trainers.items()}
     print(f"\nutilisation, {BASE_LIKE.num_hidden_layers} layers of BERT-base, {BASE_ROWS} rows an update")
-    seconds = alternate({**steps, **products}, rounds)
-    work, product = BASE_ROWS * training_flops_a_row(BASE_LIKE, records.packed), 2 * MATRIX**3
-    peaks = {kind: fastest([seconds[name] for name in products if name[0] == kind]) for kind in kinds}
+    seconds = measure_alternately({**steps, **products}, rounds)
+    work, product = BASE_ROWS * count_training_flops_per_row(BASE_LIKE, records.packed), 2 * MATRIX**3
+    peaks = {kind: select_fastest_times([seconds[name] for name in products if name[0] == kind]) for kind in kinds}
     for kind, library in products:
-        show(
+        print_figure(
             f"{kind}: {MATRIX} x {MATRIX} product by {library}", list(product / seconds[kind, library].wall / 1e9), "GFLOP/s"
         )
     for kind, peak in peaks.items():
-        show(f"{kind}: peak, the best of them in each round", list(product / peak.wall / 1e9), "GFLOP/s")
-        show(f"{kind}: training step", list(work / seconds[kind].wall / 1e9), "GFLOP/s")
+        print_figure(f"{kind}: peak, the best of them in each round", list(product / peak.wall / 1e9), "GFLOP/s")
+        print_figure(f"{kind}: training step", list(work / seconds[kind].wall / 1e9), "GFLOP/s")
         goal = "0.65" if kind == "float32" else ""
-        show_ratio(f"{kind}: utilisation", ratio(peak, seconds[kind], work / product), goal)
+        print_ratio(f"{kind}: utilisation", divide_times(peak, seconds[kind], work / product), goal)
     if len(kinds) == 1:
         print("  bfloat16: this processor has no AVX512_BF16")
         return
-    show_ratio("bfloat16 / float32: matrix peak", ratio(peaks["float32"], peaks["bfloat16"]), "")
-    show_ratio("bfloat16 / float32: training step", ratio(seconds["float32"], seconds["bfloat16"]), "1.5")
+    print_ratio("bfloat16 / float32: matrix peak", divide_times(peaks["float32"], peaks["bfloat16"]), "")
+    print_ratio("bfloat16 / float32: training step", divide_times(seconds["float32"], seconds["bfloat16"]), "1.5")
     losses = {kind: trainer.losses for kind, trainer in trainers.items()}
-    print("  loss after each update, the same batches: " + "; ".join(f"{kind} {curve(losses[kind])}" for kind in kinds))
+    print(
+        "  loss after each update, the same batches: " + "; ".join(f"{kind} {format_losses(losses[kind])}" for kind in kinds)
+    )
 
 
-def curve(losses: list[float]) -> str:
+def format_losses(losses: list[float]) -> str:
     """Format about six of the losses, evenly spaced."""
     return " ".join(f"{loss:.3f}" for loss in losses[:: max(1, len(losses) // 6)])
 
 
-def fastest(times: list[Times]) -> Times:
+def select_fastest_times(times: list[Times]) -> Times:
     """Return the smallest CPU and elapsed seconds of each round."""
     return Times(*np.min(times, axis=0))
 
@@ -243,9 +260,9 @@ def measure_input(records: Any, rounds: int, engine: EngineName) -> None:
             shares = []
             for _ in range(rounds):
                 waited = trainer.seconds_waited
-                _, wall = timed(lambda trainer=trainer, updates=updates: trainer.run(updates))
+                _, wall = measure_seconds(lambda trainer=trainer, updates=updates: trainer.run(updates))
                 shares.append(100 * (trainer.seconds_waited - waited) / wall)
-            show(f"{name}, {'packed' if source.is_packed else 'unpacked'}", shares, "%")
+            print_figure(f"{name}, {'packed' if source.is_packed else 'unpacked'}", shares, "%")
 
 
 def main() -> None:
@@ -268,7 +285,7 @@ def main() -> None:
     set_tensorflow_environment()
     from training_data import make_records
 
-    show_processor()
+    print_processor()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         records = make_records(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
+from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, write_record_files
 
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageRun
@@ -52,7 +52,7 @@ def make_records(folder: Path) -> Records:
     from gaudi_bert.tfrecords.write import pack_records
 
     unpacked, packed = folder / "unpacked", folder / "packed"
-    make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)
+    write_record_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)
     pack_records(unpacked, packed, PackingSettings(depth=DEPTH), StageRun(QUIET, overwrite=True))
     return Records(open_local_records(unpacked), open_local_records(packed), RecordMetadata.read(packed))
 
@@ -106,7 +106,7 @@ class Trainer:
             self.losses.append(float(sums[0] / sums[1] + sums[2] / sums[3]))
 
 
-def training_flops_a_row(config: BertConfig, source: RecordSource, reads_all: bool = False) -> int:
+def count_training_flops_per_row(config: BertConfig, source: RecordSource, reads_all: bool = False) -> int:
     """Return the number of floating-point operations in the matrix products of one row, for the forward and backward pass
     (three times those of the forward pass).
 
@@ -128,7 +128,7 @@ def training_flops_a_row(config: BertConfig, source: RecordSource, reads_all: bo
     return 3 * ((config.num_hidden_layers - 1) * layer(length) + last + heads)
 
 
-def some_batches(source: RecordSource, batch_packs: int, count: int) -> list[Batch]:
+def read_first_batches(source: RecordSource, batch_packs: int, count: int) -> list[Batch]:
     """Return the first `count` batches, for programs that do not read gaudi-bert's records."""
     batches = read_training_batches(source, SMALL, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
     return [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(count)]

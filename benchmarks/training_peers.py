@@ -66,7 +66,7 @@ class TransformersTrainer(_PeerTrainer):
     ) -> None:
         torch.manual_seed(1)
         model = transformers.BertForPreTraining(transformers.BertConfig(**config.to_json()))
-        super().__init__(model, [padded_tensors(batch) for batch in batches])
+        super().__init__(model, [convert_unpacked_batch(batch) for batch in batches])
         self._masked_only, self._is_bfloat16 = masked_positions_only, precision == "bfloat16"
 
     def _loss(self, batch: Tensors) -> torch.Tensor:
@@ -106,7 +106,7 @@ class VendorTrainer(_PeerTrainer):
         facts = config.to_json()
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings")
         sizes = modeling.BertConfig(config.vocab_size, **{name: facts[name] for name in names})
-        super().__init__(modeling.BertForPreTraining(sizes), [packed_tensors(batch) for batch in batches])
+        super().__init__(modeling.BertForPreTraining(sizes), [convert_packed_batch(batch) for batch in batches])
 
     def _loss(self, batch: Tensors) -> torch.Tensor:
         targets = ("masked_lm_labels", "next_sentence_labels")
@@ -118,7 +118,7 @@ class VendorTrainer(_PeerTrainer):
         )
 
 
-def padded_tensors(batch: Batch) -> Tensors:
+def convert_unpacked_batch(batch: Batch) -> Tensors:
     """Return an unpacked batch as the inputs of transformers, and the positions of its masked tokens."""
     rows, slots = np.nonzero(batch["masked_lm_weights"] > 0)
     return _tensors(
@@ -132,7 +132,7 @@ def padded_tensors(batch: Batch) -> Tensors:
     )
 
 
-def packed_tensors(batch: Batch) -> Tensors:
+def convert_packed_batch(batch: Batch) -> Tensors:
     """Return a packed batch as the inputs of Habana's model."""
     return _tensors(
         input_ids=batch["input_ids"],

@@ -18,7 +18,7 @@ import matplotlib
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 
-from learning_curves import curves_of  # noqa: E402
+from learning_curves import interpolate_curves  # noqa: E402
 
 from gaudi_bert.common.files import write_text  # noqa: E402
 
@@ -45,7 +45,7 @@ def draw(content: dict[str, Any]) -> str:
     for axes, (title, variants) in zip(panels, PANELS.items(), strict=True):
         for variant in variants:
             colour, label, line = STYLES[variant]
-            places, values = curves_of(content, variant, "masked_lm_loss")
+            places, values = interpolate_curves(content, variant, "masked_lm_loss")
             axes.plot(places / 1000, values.mean(axis=0), line, color=colour, label=label, linewidth=1.6)
             lowest, highest = values.min(axis=0), values.max(axis=0)
             axes.fill_between(places / 1000, lowest, highest, color=colour, alpha=0.18, linewidth=0)

@@ -286,7 +286,7 @@ def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
 
 
 def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> str:
-    """Kill pipeline stages that read and write a bucket on an unreliable server, compare the result, and return a summary."""
+    """Kill pipeline stages whose data are on an unreliable object store, compare the result, and return a summary."""
     import s3fs  # noqa: F401 - import once here instead of in every fork
 
     rng = random.Random(seed)
