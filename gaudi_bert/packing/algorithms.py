@@ -79,9 +79,11 @@ def _determine_masked_lm_slots(
     Raises:
         InputError: `requested_slots` is less than these packs need.
     """
-    needed = None
-    if histogram.max_masked is not None:
-        needed = max((sum(map(histogram.max_masked_positions, strategy)) for strategy in strategy_counts), default=0)
+    needed = (
+        max((sum(map(histogram.max_masked_positions, strategy)) for strategy in strategy_counts), default=0)
+        if histogram.max_masked is not None
+        else None
+    )
     min_slots = needed if max_predictions is None else max(max_predictions + depth, needed or 0)
     if requested_slots is not None and min_slots is not None and requested_slots < min_slots:
         raise InputError(

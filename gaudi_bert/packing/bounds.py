@@ -21,15 +21,15 @@ from gaudi_bert.packing.certificate import (
     prove_bound_by_totals,
     sum_prices,
 )
-from gaudi_bert.packing.linear_program import LinearProgram, Relaxation, is_linear_program_too_large
-from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
-from gaudi_bert.packing.max_plus import (
+from gaudi_bert.packing.knapsack import (
+    LONGEST_TABLE,
     OPERATIONS_PER_PRODUCT,
     compute_max_pack_price,
     compute_max_plus_closure,
     list_factor_rows_for_power,
 )
-from gaudi_bert.packing.pricers import LONGEST_TABLE
+from gaudi_bert.packing.linear_program import LinearProgram, Relaxation, is_linear_program_too_large
+from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
 from gaudi_bert.packing.strategies import BOUND_WORK, OperationBudget
 
 # To prove a lower bound in exact integers, dual prices, which are at most 1, are multiplied by this number and rounded down.
@@ -119,8 +119,7 @@ def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArra
     not occur gets the price of the next shorter length that does. Return int64 [L], where L is the pack length in tokens.
     """
     row = np.searchsorted(linear_program.lengths, np.arange(1, linear_program.max_length + 1), side="right") - 1
-    result: IntArray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
-    return result
+    return np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
 
 
 def prove_bound_by_prices(

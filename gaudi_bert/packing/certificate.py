@@ -120,8 +120,7 @@ def verify_certified_lower_bound(certificate: Certificate, length_counts: IntArr
         InputError: a price is negative, or so large that sums would overflow.
     """
     max_pack_price = _compute_max_pack_price(certificate.prices, certificate.depth)
-    worth = sum_prices(certificate.prices, length_counts)
-    bound = -(-worth // max_pack_price) if max_pack_price else 0
+    bound = -(-sum_prices(certificate.prices, length_counts) // max_pack_price) if max_pack_price else 0
     if bound < certificate.bound:
         raise FailedError(
             f"the prices prove a lower bound of only {bound} packs, but the certificate claims {certificate.bound}"
@@ -151,14 +150,12 @@ def _compute_max_pack_price(prices: IntArray, depth: int) -> int:
             # upper bound, too, and possibly a smaller one. Compute it if that is fast enough. The loop changes best[t] from
             # the highest price of one sequence to the largest total price of any number of sequences in t tokens.
             for length in rises.tolist():
-                price = prices[length - 1]
                 for start in range(length, len(best), length):
                     run = best[start : start + length]
-                    np.maximum(run, best[start - length : start - length + len(run)] + price, out=run)
+                    np.maximum(run, best[start - length : start - length + len(run)] + prices[length - 1], out=run)
             limit = min(limit, int(best[-1]))
         return limit
-    nothing = np.zeros(pack_tokens + 1, dtype=np.int64)
-    power, best = best, nothing
+    power, best = best, np.zeros(pack_tokens + 1, dtype=np.int64)
     while depth:
         if depth % 2:
             best = _compute_max_plus_product(best, power)

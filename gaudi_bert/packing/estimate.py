@@ -17,7 +17,7 @@ from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.packing.algorithms import ALGORITHMS, resolve_depth, run_algorithm
 from gaudi_bert.packing.heuristics import count_greedy_packs, count_tokens_of_sorted_batches
 from gaudi_bert.packing.histogram import Histogram, resize_histogram
-from gaudi_bert.packing.strategies import AlgorithmResult, OperationBudget, count_packs
+from gaudi_bert.packing.strategies import OperationBudget, count_packs
 
 # The number of separator tokens that these variants of `greedy` insert between two sequences in a pack.
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
@@ -81,13 +81,19 @@ def estimate_packing(
     """
     length, max_depth = histogram.max_sequence_length, resolve_depth(depth, histogram.max_sequence_length)
     started = time.perf_counter()
-    slots, result = _pack_and_count_slots(histogram, algorithm, max_depth, budget)
+    result = None
+    if algorithm == "sort":
+        slots = count_tokens_of_sorted_batches(histogram.counts, SORTED_BATCH_SEQUENCES)
+        lower_bound = None
+    elif algorithm == "greedy" or algorithm in SEPARATORS:
+        slots = length * count_greedy_packs(histogram.counts, max_depth, seed=0, separators=SEPARATORS.get(algorithm, 0))
+    else:
+        result = run_algorithm(histogram.counts, algorithm, max_depth, budget=budget)
+        slots = length * count_packs(result.strategy_counts)
+        if lower_bound is not None and result.certificate is not None:
+            lower_bound = max(lower_bound, result.certificate.bound)
     seconds = time.perf_counter() - started
     packs = -(-slots // length)
-    if algorithm == "sort":
-        lower_bound = None
-    elif lower_bound is not None and result is not None and result.certificate is not None:
-        lower_bound = max(lower_bound, result.certificate.bound)
     return Estimate(
         algorithm=algorithm,
         algorithm_used=algorithm if result is None else result.algorithm_used,
@@ -102,30 +108,6 @@ def estimate_packing(
     )
 
 
-class _SlotUsage(NamedTuple):
-    """The total number of token slots that an algorithm uses, including padding, and its result. `result` is None for
-    algorithms that only count the slots.
-    """
-
-    slots: int
-    result: AlgorithmResult | None
-
-
-def _pack_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: OperationBudget | None) -> _SlotUsage:
-    """Run an algorithm on a histogram, and return its result together with the total number of token slots in its packs or
-    batches, including padding.
-    """
-    if algorithm == "sort":
-        return _SlotUsage(count_tokens_of_sorted_batches(histogram.counts, SORTED_BATCH_SEQUENCES), None)
-    result = None
-    if algorithm == "greedy" or algorithm in SEPARATORS:
-        packs = count_greedy_packs(histogram.counts, depth, seed=0, separators=SEPARATORS.get(algorithm, 0))
-    else:
-        result = run_algorithm(histogram.counts, algorithm, depth, budget=budget)
-        packs = count_packs(result.strategy_counts)
-    return _SlotUsage(packs * histogram.max_sequence_length, result)
-
-
 def estimate_longer_packs(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
     """Pack the sequences into packs of up to twice the current length with the LPFHP heuristic, and return one estimate per
     pack length.
@@ -138,8 +120,8 @@ def estimate_longer_packs(histogram: Histogram, depth: int | str) -> list[Length
     own = histogram.max_sequence_length
     rows = []
     for length in sorted({round(own * factor) for factor in LENGTH_FACTORS}):
-        longer = resize_histogram(histogram, length)
-        packs = sum(run_algorithm(longer.counts, "lpfhp", resolve_depth(depth, length)).strategy_counts.values())
+        counts = resize_histogram(histogram, length).counts
+        packs = count_packs(run_algorithm(counts, "lpfhp", resolve_depth(depth, length)).strategy_counts)
         rows.append(
             LengthEstimate(
                 length,

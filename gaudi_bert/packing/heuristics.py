@@ -270,8 +270,8 @@ def count_greedy_packs(length_counts: IntArray, depth: int, *, seed: int, separa
     Raises:
         InputError: there are more than `MOST_SEQUENCES` sequences.
     """
-    lengths = _shuffle_lengths(length_counts, seed)
-    return int(_pack_by_next_fit(lengths, len(length_counts), depth, separators, np.zeros(0, dtype=np.int64)))
+    no_starts = np.zeros(0, dtype=np.int64)
+    return int(_pack_by_next_fit(_shuffle_lengths(length_counts, seed), len(length_counts), depth, separators, no_starts))
 
 
 def pack_greedily(length_counts: IntArray, depth: int, *, seed: int) -> StrategyCounts:

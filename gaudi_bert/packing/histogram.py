@@ -136,8 +136,8 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
         result[:common] = values[:common]
         return result
 
-    masked = None if histogram.max_masked is None else resize(histogram.max_masked)
-    return Histogram(max_sequence_length, resize(histogram.counts), masked)
+    max_masked = histogram.max_masked
+    return Histogram(max_sequence_length, resize(histogram.counts), max_masked if max_masked is None else resize(max_masked))
 
 
 # --- validation of the lengths that users pass
@@ -223,8 +223,7 @@ def divide_files_into_groups(files: Sequence[File], group_sequences: int, group_
     # many groups of similar size.
     fewest = _split_into_groups(shuffled, group_sequences, group_bytes, 1)
     even = _split_into_groups(shuffled, group_sequences, group_bytes, len(fewest))
-    groups = even if len(even) == len(fewest) else fewest
-    return [sorted(group, key=lambda file: file.name) for group in groups]
+    return [sorted(group, key=lambda file: file.name) for group in (even if len(even) == len(fewest) else fewest)]
 
 
 def _split_into_groups(files: list[File], group_sequences: int, group_bytes: int, min_groups: int) -> list[list[File]]:

@@ -27,8 +27,8 @@ from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import MAX_EXACT_LENGTH
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
+from gaudi_bert.packing.knapsack import LONGEST_TABLE, BoundedKnapsackPricer, EnumeratedPricer, TablePricer, list_strategies
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
-from gaudi_bert.packing.pricers import LONGEST_TABLE, BoundedKnapsackPricer, EnumeratedPricer, TablePricer, list_strategies
 from gaudi_bert.packing.strategies import OperationBudget, Strategy
 
 # The operation budget counts this many operations per simplex iteration, for each row and column of the linear program.
@@ -163,8 +163,9 @@ class _MasterProgram:
         """
         rows = len(demand)
         self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
-        unlimited = np.full(rows, self._highs.kHighsInf)
-        self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
+        self._solver.changeRowsBounds(
+            rows, np.arange(rows, dtype=np.int32), demand / self._unit, np.full(rows, self._highs.kHighsInf)
+        )
 
     def minimize_packs(self, *, use_dual_simplex: bool = False) -> float:
         """Solve the linear program, starting from the last solution, and return the minimum number of packs, which may be a

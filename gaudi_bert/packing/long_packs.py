@@ -101,12 +101,12 @@ class _SlotAssignment(NamedTuple):
     pointer: IntArray  # int64 [L + 2], the next sequence of each length to examine, relative to the first
 
 
-class AssignedPacks(NamedTuple):
-    """The filled packs, and the sequences that did not fit. `assign_sequences_to_slots` returns them.
+class PartialPacking(NamedTuple):
+    """Packs that contain some of the sequences, and the sequences that are in none of them.
 
     Attributes:
-        strategy_counts: The strategy counts of the packs.
-        unplaced: The number of sequences of each length that did not fit, int64 [L].
+        strategy_counts: The strategy counts of the packs. The packs of `nnls` may have surplus slots.
+        unplaced: The number of sequences of each length that are in no pack, int64 [L].
     """
 
     strategy_counts: StrategyCounts
@@ -115,7 +115,7 @@ class AssignedPacks(NamedTuple):
 
 def assign_sequences_to_slots(
     coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, budget: OperationBudget
-) -> AssignedPacks:
+) -> PartialPacking:
     """Fill packs that were planned with rounded lengths, and swap sequences until no pack contains too many tokens. Return
     the packs and the sequences that did not fit.
 
@@ -153,8 +153,10 @@ def assign_sequences_to_slots(
     )
     _swap_sequences_until_packs_fit(assignment, spare, budget)
     removed = _remove_excess_sequences(assignment)
-    packs = count_strategies(assignment.lengths[assignment.sequence], assignment.first_slot)
-    return AssignedPacks(packs, np.bincount(removed, minlength=max_length + 1)[1:].astype(np.int64))
+    return PartialPacking(
+        count_strategies(assignment.lengths[assignment.sequence], assignment.first_slot),
+        np.bincount(removed, minlength=max_length + 1)[1:].astype(np.int64),
+    )
 
 
 def _assign_sequences_to_all_slots(
@@ -434,8 +436,7 @@ def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
     bins = len(prices)
     positions = np.arange(1, max_length + 1) * bins / max_length
     fine = np.interp(positions, np.arange(bins + 1), np.concatenate(([0.0], prices)))
-    result: IntArray = np.maximum.accumulate(np.floor(fine)).astype(np.int64)
-    return result
+    return np.maximum.accumulate(np.floor(fine)).astype(np.int64)
 
 
 def pack_by_subsample(

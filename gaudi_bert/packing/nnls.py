@@ -10,8 +10,8 @@ of sequences per pack. A depth of L or more limits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from gaudi_bert.packing.long_packs import (
     MAX_ASSIGNED_SEQUENCES,
     MOST_LENGTHS,
     NEAR,
+    PartialPacking,
     assign_sequences_to_slots,
     pack_by_subsample,
     split_counts_into_bins,
@@ -59,9 +60,7 @@ def compute_single_nnls_residual_weights(max_sequence_length: int) -> FloatArray
 
     See F.4.5 and F.5 in the paper.
     """
-    weights = np.ones(max_sequence_length)
-    weights[:SHORT_LENGTH] = SHORT_WEIGHT
-    return weights
+    return np.where(np.arange(max_sequence_length) < SHORT_LENGTH, SHORT_WEIGHT, 1.0)
 
 
 def pack_by_single_nnls(length_counts: IntArray, depth: int) -> StrategyCounts:
@@ -74,10 +73,17 @@ def pack_by_single_nnls(length_counts: IntArray, depth: int) -> StrategyCounts:
     packs; here the result is 0.14 % above the optimum.
     """
     solution = solve_nnls(length_counts, compute_single_nnls_residual_weights(len(length_counts)), depth)
-    strategy_counts: StrategyCounts = {}
-    for strategy, usage in zip(solution.strategies, np.rint(solution.usage).astype(np.int64).tolist(), strict=True):
-        add_packs(strategy_counts, strategy, usage)
-    return _add_packs_for_uncovered_sequences(strategy_counts, length_counts, depth)
+    packs = _select_used_strategies(solution.strategies, np.rint(solution.usage))
+    return _add_packs_for_uncovered_sequences(packs, length_counts, depth)
+
+
+def _select_used_strategies(strategies: Iterable[Strategy], pack_counts: FloatArray) -> StrategyCounts:
+    """Return a mapping from strategies to their numbers of packs, without the strategies that no pack uses.
+
+    `pack_counts` are whole numbers, float64 [strategies].
+    """
+    counts = pack_counts.astype(np.int64).tolist()
+    return {strategy: count for strategy, count in zip(strategies, counts, strict=True) if count}
 
 
 def _add_packs_for_uncovered_sequences(
@@ -150,19 +156,9 @@ def _compute_extended_nnls_objective(residual: FloatArray, shortage_weight: floa
     return float(np.sum((_compute_extended_nnls_weights(residual, shortage_weight) * residual) ** 2))
 
 
-class _ExtendedNnlsSolution(NamedTuple):
-    """A solution of the extended least-squares problem. It contains the number of packs of each strategy, which may be a
-    fraction, and the residual of each length.
-    """
-
-    usage: dict[Strategy, float]
-    residual: FloatArray  # float64 [L], the number of sequences minus the number of slots, which is b - A x
-
-
-def _solve_extended_nnls(length_counts: IntArray, depth: int) -> _ExtendedNnlsSolution:
-    """Minimize the least-squares objective of the packing algorithm ENNLSHP (equation 23 of the paper). Each variable is the
-    number of packs that contain one combination of lengths. A combination fills a pack completely, and contains at most
-    `depth` sequences.
+def _solve_extended_nnls(length_counts: IntArray, depth: int) -> dict[Strategy, float]:
+    """Minimize the least-squares objective of the packing algorithm ENNLSHP (equation 23 of the paper). Return the number of
+    packs of each strategy, which may be a fraction. A strategy consists of at most `depth` lengths that fill a pack.
 
     For each value of v, Newton steps continue until the assumed signs are right or a step gains almost nothing. The
     objective never increases.
@@ -182,7 +178,7 @@ def _solve_extended_nnls(length_counts: IntArray, depth: int) -> _ExtendedNnlsSo
             reached = _compute_extended_nnls_objective(residual, shortage_weight)
             if min(reached - solution.objective**2, value - reached) <= SMALL_GAIN * reached:
                 break
-    return _ExtendedNnlsSolution(usage, residual)
+    return usage
 
 
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
@@ -208,10 +204,8 @@ def pack_by_extended_nnls(length_counts: IntArray, depth: int) -> StrategyCounts
     """Pack a histogram with ENNLSHP. Solve an extended least-squares problem, round its numbers of packs to integers, and
     add a padded pack for each uncovered sequence.
     """
-    usage = _solve_extended_nnls(length_counts, depth).usage
-    strategy_counts: StrategyCounts = {}
-    for strategy, count in usage.items():
-        add_packs(strategy_counts, strategy, round(count))
+    usage = _solve_extended_nnls(length_counts, depth)
+    strategy_counts = _select_used_strategies(usage, np.rint(list(usage.values())))
     return _add_packs_for_uncovered_sequences(strategy_counts, length_counts, depth)
 
 
@@ -251,9 +245,8 @@ def compute_iterative_nnls_residual_weights(max_sequence_length: int) -> FloatAr
     and otherwise 1. The weight multiplies the residual, which is the number of sequences minus the number of places for them
     in the packs.
     """
-    weights = np.ones(max_sequence_length)
-    weights[:SHORT_LENGTH] = np.sqrt(min(1.0, SHORT_LENGTH / (2 * max_sequence_length)))
-    return weights
+    short_weight = np.sqrt(min(1.0, SHORT_LENGTH / (2 * max_sequence_length)))
+    return np.where(np.arange(max_sequence_length) < SHORT_LENGTH, short_weight, 1.0)
 
 
 def pack_by_nnls(
@@ -361,21 +354,9 @@ def _pack_by_rounding_lengths(
     return add_by_best_fit(strategy_counts, remaining, depth)
 
 
-class _Round(NamedTuple):
-    """The packs after a round of iterative least squares, and the sequences that are in none of them yet.
-
-    Attributes:
-        strategy_counts: All packs so far, which may have surplus slots.
-        uncovered: The number of sequences of each length that still lack a slot, int64 [L].
-    """
-
-    strategy_counts: StrategyCounts
-    uncovered: IntArray
-
-
 def _iterate_nnls_rounds(
     length_counts: IntArray, depth: int, budget: OperationBudget, leftovers: Leftovers
-) -> Iterator[_Round]:
+) -> Iterator[PartialPacking]:
     """Pack a histogram in rounds. Each round solves a least-squares problem for the sequences that are in no pack yet, and
     rounds its solution. After each round, yield all packs so far and the remaining sequences.
     """
@@ -383,7 +364,7 @@ def _iterate_nnls_rounds(
     is_long = len(length_counts) > LONG and leftovers == "best-fit"
     if is_long:
         depth = limit_depth_near_mean(length_counts, prove_bound_by_totals(length_counts, depth).bound, depth)
-    strategy_counts: StrategyCounts = {}
+    strategy_counts: Counter[Strategy] = Counter()
     remaining = length_counts.copy()
     allowed = budget
     for _ in range(MAX_ROUNDS):
@@ -393,15 +374,12 @@ def _iterate_nnls_rounds(
         before_spent = budget.spent
         most_rounds = int(ROUNDS_PER_LENGTH * np.count_nonzero(remaining)) + 1 if is_long else None
         solution = solve_nnls(remaining, weights, depth, max_rounds=most_rounds, budget=allowed)
-        usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
-        packs: StrategyCounts = {}
-        for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):
-            add_packs(packs, strategy, count)
+        usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage))
+        packs = _select_used_strategies(solution.strategies, usage)
         if is_long and allowed is budget:
             allowed = budget.take_fraction(LATER_ROUNDS * (budget.spent - before_spent) / max(budget.remaining, 1.0))
-        for strategy, count in packs.items():
-            add_packs(strategy_counts, strategy, count)
+        strategy_counts.update(packs)
         remaining = np.maximum(remaining - count_slots(packs, len(length_counts)), 0)
-        yield _Round(strategy_counts, remaining)
+        yield PartialPacking(strategy_counts, remaining)
         if int(remaining.sum()) < FEW_SEQUENCES or int(remaining.sum()) == before:
             break

@@ -4,7 +4,7 @@ The packing problem of the paper (3.1.2, F.4.3) is: find usages x >= 0 of the st
 || w (A x - b) || is minimal. Here b are the counts per length, and column p of A counts the lengths in strategy p.
 
 It is solved by the active-set method of Lawson and Hanson (1974, chapter 23). The gradient of a column is the sum of the
-prices w^2 (b - A x) of its lengths. Therefore the best column is found by a max-plus knapsack (`max_plus`), and A is never
+prices w^2 (b - A x) of its lengths. Therefore the best column is found by a max-plus knapsack (`knapsack`), and A is never
 built. The normal equations of the passive columns are kept as a Cholesky factor, which is updated as columns enter and
 leave. Several columns without common lengths enter in one round. Objective and residual are unique; x is not, because
 columns are linearly dependent.
@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from gaudi_bert.common.compiled import inlined_kernel, kernel_without_python_wrapper, kernel_without_refcounts
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.max_plus import (
+from gaudi_bert.packing.knapsack import (
     MINUS_INFINITY,
     OPERATIONS_PER_PRODUCT,
     backtrack_best_lengths,
@@ -116,20 +116,36 @@ def solve_nnls(
     scale = max(float(np.max(target, initial=0)), 1.0)
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
-    active_set = _allocate_active_set(max_length, depth)
     factor_rows = list_factor_rows_for_power(depth - 1, max_length)
+    capacity, width = max_length + 8, min(depth, int(np.sqrt(2 * max_length)) + 2)
+    active_set = _ActiveSet(
+        lengths=np.zeros((capacity, width), dtype=np.int64),
+        copies=np.zeros((capacity, width)),
+        distinct=np.zeros(capacity, dtype=np.int64),
+        usage=np.zeros(capacity),
+        solution=np.zeros(capacity),
+        factor=np.zeros((capacity, capacity)),
+        projected=np.zeros(capacity),
+        operations=np.zeros(1),
+    )
+    scratch = _Scratch(
+        table=np.empty((len(factor_rows) + 1, max_length + 1)),
+        every_length=np.arange(1, max_length + 1),
+        values=np.empty(max_length + 1),
+        weighted=np.empty(max_length + 1),
+        products=np.zeros(capacity),
+        taken=np.empty(max_length + 1, dtype=np.bool_),
+        items=np.empty(max_length + 2, dtype=np.int64),
+        stack=np.empty(2 * (max_length + len(factor_rows) + 5), dtype=np.int64),
+    )
     residual = np.empty(max_length + 1)
-    most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
-    scratch = _allocate_scratch(max_length, len(factor_rows))
-    limits = most_rounds, max(budget.remaining, 0.0)
+    limits = np.iinfo(np.int64).max if max_rounds is None else max_rounds, max(budget.remaining, 0.0)
     size = _run_active_set_method(counts, squared_weights, factor_rows, active_set, scratch, residual, *limits)
     budget.spend(float(active_set.operations[0]))
-    strategies = []
-    for lengths, copies, distinct in zip(
-        active_set.lengths[:size], active_set.copies[:size], active_set.distinct[:size], strict=True
-    ):
-        items = np.repeat(lengths[:distinct], copies[:distinct].astype(np.int64))
-        strategies.append(tuple(np.sort(items).tolist()))
+    strategies = [
+        tuple(np.sort(np.repeat(lengths[:distinct], copies[:distinct].astype(np.int64))).tolist())
+        for lengths, copies, distinct in zip(active_set.lengths, active_set.copies, active_set.distinct[:size], strict=False)
+    ]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
     return _NnlsSolution(strategies, active_set.usage[:size] * scale, residual[1:] * scale, objective)
 
@@ -144,36 +160,6 @@ def limit_depth_near_mean(length_counts: IntArray, min_packs: float, max_depth: 
         max_depth: the maximum number of sequences per pack.
     """
     return min(max_depth, int(np.ceil(length_counts.sum() / max(min_packs, 1))) + DEEPER)
-
-
-def _allocate_active_set(max_length: int, depth: int) -> _ActiveSet:
-    """Allocate the arrays of an active set that contains no columns."""
-    capacity = max_length + 8
-    width = min(depth, int(np.sqrt(2 * max_length)) + 2)
-    return _ActiveSet(
-        lengths=np.zeros((capacity, width), dtype=np.int64),
-        copies=np.zeros((capacity, width)),
-        distinct=np.zeros(capacity, dtype=np.int64),
-        usage=np.zeros(capacity),
-        solution=np.zeros(capacity),
-        factor=np.zeros((capacity, capacity)),
-        projected=np.zeros(capacity),
-        operations=np.zeros(1),
-    )
-
-
-def _allocate_scratch(max_length: int, products: int) -> _Scratch:
-    """Allocate the scratch arrays."""
-    return _Scratch(
-        table=np.empty((products + 1, max_length + 1)),
-        every_length=np.arange(1, max_length + 1),
-        values=np.empty(max_length + 1),
-        weighted=np.empty(max_length + 1),
-        products=np.zeros(max_length + 8),
-        taken=np.empty(max_length + 1, dtype=np.bool_),
-        items=np.empty(max_length + 2, dtype=np.int64),
-        stack=np.empty(2 * (max_length + products + 5), dtype=np.int64),
-    )
 
 
 @kernel_without_refcounts

@@ -15,6 +15,7 @@ accuracy.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.bounds import prove_bound_by_linear_program, prove_bound_by_prices
 from gaudi_bert.packing.certificate import Certificate, prove_bound_by_length_threshold, prove_bound_by_totals
 from gaudi_bert.packing.heuristics import add_by_best_fit, pack_longest_first
+from gaudi_bert.packing.knapsack import can_price_by_bounded_knapsack, compute_max_sequences_per_pack
 from gaudi_bert.packing.linear_program import MOST_CLOSED, LinearProgram, is_linear_program_too_large
 from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
@@ -45,13 +47,11 @@ from gaudi_bert.packing.long_packs import (
 )
 from gaudi_bert.packing.nnls import compute_iterative_nnls_residual_weights, pack_by_nnls
 from gaudi_bert.packing.nnls_solver import MAX_NNLS_LENGTH, limit_depth_near_mean, solve_nnls
-from gaudi_bert.packing.pricers import can_price_by_bounded_knapsack, compute_max_sequences_per_pack
 from gaudi_bert.packing.strategies import (
     AlgorithmResult,
     Effort,
     OperationBudget,
     StrategyCounts,
-    add_packs,
     count_packs,
     fill_planned_packs_with_sequences,
     sort_strategies,
@@ -217,8 +217,7 @@ def _search_for_fewer_packs(
     incumbent = _pack_by_linear_programs(
         length_counts, depth, budget.take_fraction(SEARCH_SHARE), initial, max_operations_if_gap_small=near_work
     )
-    bound = incumbent.certificate.bound
-    if incumbent.gap > max(1, bound // FAR):
+    if incumbent.gap > max(1, incumbent.certificate.bound // FAR):
         incumbent = _update_incumbent(
             incumbent, pack_by_nnls(length_counts, depth, budget=budget).strategy_counts, incumbent.certificate
         )
@@ -237,13 +236,8 @@ def _improve_by_recombining_packs(incumbent: _Incumbent, max_length: int, depth:
     matched = cut_and_recombine_packs(part, max_length, depth, count_packs(part) - incumbent.gap, budget)
     if count_packs(matched) == count_packs(part):
         return incumbent
-    strategy_counts = dict(incumbent.strategy_counts)
-    for strategy, count in part.items():
-        strategy_counts[strategy] -= count
-    for strategy, count in matched.items():
-        add_packs(strategy_counts, strategy, count)
     return _Incumbent(
-        sort_strategies({strategy: count for strategy, count in strategy_counts.items() if count}), incumbent.certificate
+        sort_strategies(Counter(incumbent.strategy_counts) - Counter(part) + Counter(matched)), incumbent.certificate
     )
 
 

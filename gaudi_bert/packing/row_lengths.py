@@ -193,8 +193,9 @@ class _RowPlanner:
         call.
         """
         if interval not in self._packings:
-            histogram = Histogram(interval.row_length, self._select_counts_in_interval(interval))
-            self._packings[interval] = pack_histogram(histogram, self._algorithm, self._depth)
+            self._packings[interval] = pack_histogram(
+                Histogram(interval.row_length, self._select_counts_in_interval(interval)), self._algorithm, self._depth
+            )
         return self._packings[interval]
 
     def total_cost(

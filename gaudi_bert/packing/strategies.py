@@ -94,8 +94,7 @@ def check_packing(
             problem = f"contains {len(strategy)} sequences, more than the depth {depth}"
         elif sum(strategy) > histogram.max_sequence_length:
             problem = f"contains {sum(strategy)} tokens, more than {histogram.max_sequence_length}"
-        elif masked_slots is not None and sum(map(histogram.max_masked_positions, strategy)) > masked_slots:
-            masked = sum(map(histogram.max_masked_positions, strategy))
+        elif masked_slots is not None and (masked := sum(map(histogram.max_masked_positions, strategy))) > masked_slots:
             problem = f"may contain {masked} masked positions, more than the {masked_slots} masked slots of a pack"
         if problem is not None:
             raise FailedError(f"strategy {strategy} {problem}; this is a bug in the packing algorithm")
@@ -200,8 +199,7 @@ def fill_planned_packs_with_sequences(planned_packs: Mapping[Strategy, int], len
         while remaining:
             part = min(remaining, *(waiting[length][-1][1] // number for length, number in copies.items()))
             part = max(part, 1)  # if a pair runs out within a pack, equal slots of this pack get different sequences
-            sequences = _take_sequence_lengths(waiting, strategy, part)
-            add_packs(result, tuple(sequence for sequence in sequences if sequence), part)
+            add_packs(result, tuple(length for length in _take_sequence_lengths(waiting, strategy, part) if length), part)
             remaining -= part
     result.pop((), None)
     return sort_strategies(result)

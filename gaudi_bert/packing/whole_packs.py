@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray, make_bit_generator
 from gaudi_bert.common.compiled import kernel_without_python_wrapper, kernel_without_refcounts
 from gaudi_bert.packing.linear_program import LinearProgram, run_column_generation
-from gaudi_bert.packing.strategies import OperationBudget, Strategy, StrategyCounts, add_packs, count_packs
+from gaudi_bert.packing.strategies import OperationBudget, Strategy, StrategyCounts, add_packs, count_packs, count_strategies
 
 # --- the last few packs by exhaustive search: do these sequences fit into that many packs?
 #
@@ -154,10 +154,8 @@ def _search_exhaustively(
         if used == _NONE_EXISTS and attempt is ATTEMPTS[0]:
             return _SearchResult(None, True)
         if used > 0:
-            strategy_counts: StrategyCounts = {}
-            for kinds in np.split(path.stack, path.opening[1:used]):
-                add_packs(strategy_counts, tuple(lengths[kinds].tolist()), 1)
-            return _SearchResult(strategy_counts, True)
+            pack_starts = np.append(path.opening[:used], sequences)
+            return _SearchResult(count_strategies(lengths[path.stack], pack_starts), True)
     return _SearchResult(None, False)
 
 

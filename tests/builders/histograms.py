@@ -20,6 +20,15 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 HISTOGRAMS = Path(gaudi_bert.__file__).resolve().parent / "histograms"
 NAMES = ("wikipedia-128", "wikipedia-384", "wikipedia-512", "wikipedia-1024", "wikipedia-2048", "squad-384")
 
+# The packs of an optimal packing at each depth, proven by `optimal`. The last number is also that of every larger depth.
+FEWEST_PACKS = {
+    "squad-384": {2: 45_335, 3: 40_195},
+    "wikipedia-128": {2: 30_080_937, 3: 30_061_040},
+    "wikipedia-384": {2: 12_243_151, 3: 10_684_344},
+    "wikipedia-512": {2: 10_099_081, 3: 8_143_829, 4: 8_135_727},
+    "wikipedia-1024": {2: 35_886_963, 3: 26_348_556, 4: 21_697_115},
+    "wikipedia-2048": {2: 13_092_039, 3: 9_236_660, 4: 7_319_086, 5: 6_294_495},
+}
 ADVERSARIAL = {
     "one length": [0, 0, 0, 0, 0, 0, 41, 0, 0, 0, 0, 0, 0],
     "all full": [0] * 12 + [17],

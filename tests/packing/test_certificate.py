@@ -12,7 +12,6 @@ from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import (
     Certificate,
-    compute_fractional_knapsack_bound,
     prove_bound_by_length_threshold,
     prove_bound_by_totals,
     verify_certified_lower_bound,
@@ -52,7 +51,8 @@ def test_limits_of_worth_hold(prices: list[int], depth: int, listed: int) -> Non
         ones = np.ones(len(prices), dtype=np.int64)
         bound = verify_certified_lower_bound(Certificate(np.array(prices), depth, 0), ones)
     exact = -(-sum(prices) // best) if best else 0
-    assert bound == exact if listed else bound <= exact
+    loose = -(-sum(prices) // (depth * max(prices))) if best else 0  # as if each pack were full of the most valuable
+    assert bound == exact if listed else loose <= bound <= exact
 
 
 @pytest.mark.parametrize("depth", [3, 8])
@@ -63,14 +63,3 @@ def test_many_sequences_of_a_full_pack(depth: int) -> None:
     packing = pack_histogram(Histogram(4096, counts), "optimal", depth)
     assert packing.gap <= 0.001 * packing.lower_bound
     assert prove_bound_by_totals(counts, depth).bound < 0.99 * packing.lower_bound
-
-
-@given(st.dictionaries(st.integers(1, 17), st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
-@examples(60)
-def test_no_pack_is_worth_more_than_its_longest_and_the_most_of_others(price_of: dict[int, int], depth: int) -> None:
-    lengths = np.array(sorted(price_of))
-    prices = np.maximum.accumulate([price_of[length] for length in lengths.tolist()])
-    worth_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
-    packs = [pack for pack in naive.strategies(17, depth, full=False) if worth_of.keys() >= set(pack)]
-    limit = compute_fractional_knapsack_bound(prices, lengths, 17, depth)
-    assert max(sum(map(worth_of.__getitem__, pack)) for pack in packs) <= limit <= depth * prices[-1]

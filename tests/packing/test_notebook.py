@@ -6,31 +6,26 @@ import ast
 import contextlib
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 NOTEBOOK = "packing.ipynb"
 
 
 def run_cell(source: str, names: dict[str, Any]) -> tuple[str, Any]:
-    """What a cell prints, and the value of its last line if that is an expression."""
-    body = ast.parse(source).body
-    last = body.pop() if isinstance(body[-1], ast.Expr) else None
-    printed, value = io.StringIO(), None
-    with contextlib.redirect_stdout(printed):
-        exec(compile(ast.Module(body, []), NOTEBOOK, "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), NOTEBOOK, "eval"), names)
-    return printed.getvalue(), value
+    """What a cell prints, and the value of its last expression, which a notebook displays."""
+    printed, values = io.StringIO(), [None]
+    with contextlib.redirect_stdout(printed), patch.object(sys, "displayhook", values.append):
+        exec(compile(ast.Interactive(ast.parse(source).body), NOTEBOOK, "single"), names)
+    return printed.getvalue(), values[-1]
 
 
 def saved(cell: dict[str, Any]) -> dict[str, str]:
     """What the notebook shows below a cell, by its kind."""
-    shown: dict[str, str] = {}
-    for output in cell["outputs"]:
-        data = {"printed": output["text"]} if output["output_type"] == "stream" else output["data"]
-        shown |= {kind: "".join(lines) for kind, lines in data.items()}
-    return shown
+    outputs = [{"printed": each["text"]} if each["output_type"] == "stream" else each["data"] for each in cell["outputs"]]
+    return {kind: "".join(lines) for data in outputs for kind, lines in data.items()}
 
 
 def test_each_cell_shows_what_is_saved(repository: Path) -> None:

@@ -20,31 +20,22 @@ from gaudi_bert.packing.nnls import pack_by_nnls
 from gaudi_bert.packing.optimal import NEAR_WORK, _pack_by_linear_programs, pack_optimally
 from gaudi_bert.packing.strategies import OperationBudget, check_packing, count_packs
 from tests.builders.effort import LONG, sampled
-from tests.builders.histograms import bin_packing, lognormal, perfect_triplets, published, scattered
+from tests.builders.histograms import FEWEST_PACKS, bin_packing, lognormal, perfect_triplets, published, scattered
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
 
-PROVEN = {
-    "squad-384": {2: 45_335, 3: 40_195},
-    "wikipedia-128": {2: 30_080_937, 3: 30_061_040},
-    "wikipedia-384": {2: 12_243_151, 3: 10_684_344},
-    "wikipedia-512": {2: 10_099_081, 3: 8_143_829, 4: 8_135_727},
-    "wikipedia-1024": {2: 35_886_963, 3: 26_348_556, 4: 21_697_115},
-    "wikipedia-2048": {2: 13_092_039, 3: 9_236_660, 4: 7_319_086, 5: 6_294_495},
-}
 QUICK = [
-    (name, depth) for name in PROVEN for depth in (2, 3, 4, 5, 2048) if depth != 5 or not name.endswith(("1024", "2048"))
+    (name, depth)
+    for name in FEWEST_PACKS
+    for depth in (2, 3, 4, 5, 2048)
+    if depth != 5 or not name.endswith(("1024", "2048"))
 ]
 # Many lengths at middling depths take longest.
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("wikipedia-1024", 8), ("wikipedia-2048", 5))]
 
 
-def checked(counts: np.ndarray, depth: int) -> Any:
-    """A plan that is a packing and whose prices prove the bound."""
-    return proven(_pack_by_linear_programs(counts, depth), counts, depth)
-
-
 def proven(plan: Any, counts: np.ndarray, depth: int) -> Any:
+    """A plan that is a packing and whose prices prove the bound."""
     check_packing(plan.strategy_counts, Histogram(len(counts), counts), depth)
     assert (
         verify_certified_lower_bound(plan.certificate, counts) == plan.certificate.bound <= count_packs(plan.strategy_counts)
@@ -60,8 +51,8 @@ def solved(counts: np.ndarray, depth: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("name", "depth"), [*QUICK, *SLOW])
 def test_gap_0(name: str, depth: int) -> None:
-    optimum = checked(published(name).counts, depth)
-    packs = PROVEN[name][min(depth, max(PROVEN[name]))]
+    counts, packs = published(name).counts, FEWEST_PACKS[name][min(depth, max(FEWEST_PACKS[name]))]
+    optimum = proven(_pack_by_linear_programs(counts, depth), counts, depth)
     assert (count_packs(optimum.strategy_counts), optimum.certificate.bound, optimum.gap) == (packs, packs, 0)
 
 
@@ -91,10 +82,8 @@ def test_what_the_search_leaves_far_from_the_bound_is_packed_by_nnls_too() -> No
 
 # --- limits of effort: whatever the histogram, a valid packing and an honest bound, for no more work than allowed
 
-ALLOWED = [0.0, 1e5, 3e6, 1e9]
 
-
-@pytest.mark.parametrize("operations", ALLOWED)
+@pytest.mark.parametrize("operations", [0.0, 1e5, 3e6, 1e9])
 @pytest.mark.parametrize("depth", [3, 600])
 def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: int) -> None:
     counts = perfect_triplets(600, 60)
@@ -179,11 +168,6 @@ def test_few_lengths_are_exact_and_more_depth_is_never_worse(
 # --- hard instances: of the literature, and made with large counts or many lengths
 
 
-def drawn(seed: int, low: int, high: int, sequences: int) -> np.ndarray:
-    """Lengths low .. high - 1, drawn alike, in packs of high - 1: int64 [high - 1]."""
-    return np.bincount(np.random.default_rng(seed).integers(low, high, sequences), minlength=high)[1:]
-
-
 EACH = 12 if LONG else 2
 
 
@@ -203,7 +187,8 @@ SHORT_AMONG_OTHERS = [(5, 1601, 800), (2, 1025, 10_000), *([(1, 8193, 100_000)] 
 
 @pytest.mark.parametrize(("seed", "high", "sequences"), SHORT_AMONG_OTHERS)
 def test_short_lengths_among_others_do_not_stop_the_program(seed: int, high: int, sequences: int) -> None:
-    packs, bound = solved(drawn(seed, 1, high, sequences), high - 1)
+    counts = np.bincount(np.random.default_rng(seed).integers(1, high, sequences), minlength=high)[1:]
+    packs, bound = solved(counts, high - 1)
     assert packs == bound
 
 

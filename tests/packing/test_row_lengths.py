@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -23,21 +24,18 @@ ENCODER = partial(estimate_row_cost, hidden_size=256)
 """A small ModernBERT."""
 
 
-def best_of_all(counts: np.ndarray, cost: Cost, multiple: int, depth: int) -> tuple[float, float]:
-    """The least cost of any choice of lengths, by trying each, and that of one length."""
+def total(lengths: tuple[int, ...], counts: np.ndarray, cost: Cost, packs_of: Callable[[tuple[int, ...]], int]) -> float:
+    """The cost of rows of these lengths, each sequence in the shortest that it fits."""
+    padded = [*counts.tolist(), *[0] * lengths[-1]]
+    return sum(packs_of((0,) * start + tuple(padded[start:end])) * cost(end) for start, end in pairwise((0, *lengths)))
+
+
+def least_total(counts: np.ndarray, cost: Cost, packs_of: Callable[[tuple[int, ...]], int], multiple: int) -> float:
+    """The least cost of any choice of lengths, by trying each."""
     longest = -(-(int(np.flatnonzero(counts)[-1]) + 1) // multiple) * multiple
     shorter = range(multiple, longest, multiple)
-
-    def total(lengths: tuple[int, ...]) -> float:
-        result, longer_than = 0.0, 0
-        for length in lengths:
-            part = [int(counts[at]) if longer_than <= at < len(counts) else 0 for at in range(length)]
-            result += fewest_packs(tuple(part), depth) * cost(length)
-            longer_than = length
-        return result
-
     choices = [(*some, longest) for number in range(MOST_LENGTHS) for some in combinations(shorter, number)]
-    return min(map(total, choices)), total((longest,))
+    return min(total(choice, counts, cost, packs_of) for choice in choices)
 
 
 @given(
@@ -54,7 +52,9 @@ def test_against_every_choice(lengths: list[int], multiple: int, depth: int, par
         return length * (linear + quadratic * length)
 
     chosen = choose_row_lengths(counts, cost, length_multiple=multiple, depth=depth)
-    best, one_length = best_of_all(counts, cost, multiple, depth)
+    packs_of = partial(fewest_packs, depth=depth)
+    best = least_total(counts, cost, packs_of, multiple)
+    one_length = total((-(-len(counts) // multiple) * multiple,), counts, cost, packs_of)
     agree(chosen.one_length_cost, one_length)
     agree(chosen.cost, best if best < (1.0 - LEAST_GAIN) * one_length else one_length)
 
@@ -62,22 +62,19 @@ def test_against_every_choice(lengths: list[int], multiple: int, depth: int, par
 @pytest.mark.parametrize("depth", ["max", 3])
 @pytest.mark.parametrize("make", [lognormal, uniform, bimodal])
 def test_many_packs_are_chosen_by_bounds_within_a_hundredth_of_the_best_plans(make, depth: int | str) -> None:
-    counts, multiple, longer_than = make(509, 20_000, 3), 64, (0, 64, 128, 192, 256, 320, 384, 448)
-    packs = {}
-    for one, length in combinations((*longer_than, 512), 2):
-        part = np.zeros(length, np.int64)
-        part[one : min(length, 509)] = counts[one:length]
-        packs[one, length] = pack_histogram(Histogram(length, part), "optimal", depth).packs if part.any() else 0
+    counts = make(509, 20_000, 3)
 
-    def total(choice: tuple[int, ...]) -> float:
-        return sum(packs[one, length] * ENCODER(length) for one, length in pairwise((0, *choice)))
+    @cache
+    def packs_of(part: tuple[int, ...]) -> int:
+        return pack_histogram(Histogram(len(part), part), "optimal", depth).packs if any(part) else 0
 
-    best = min(total((*some, 512)) for number in range(3) for some in combinations(longer_than[1:], number))
-    chosen = choose_row_lengths(counts, ENCODER, length_multiple=multiple, depth=depth)
-    gains = best < (1.0 - LEAST_GAIN) * total((512,))
+    best = least_total(counts, ENCODER, packs_of, 64)
+    chosen = choose_row_lengths(counts, ENCODER, length_multiple=64, depth=depth)
+    cost, one_length = (total(lengths, counts, ENCODER, packs_of) for lengths in (chosen.lengths, (512,)))
+    gains = best < (1.0 - LEAST_GAIN) * one_length
     assert gains == (make != uniform)
-    assert total(chosen.lengths) <= (1.01 * best if gains else total((512,)))
-    agree([chosen.cost, chosen.one_length_cost], [total(chosen.lengths), total((512,))], 0.02)
+    assert cost <= (1.01 * best if gains else one_length)
+    agree([chosen.cost, chosen.one_length_cost], [cost, one_length], 0.02)
 
 
 def test_the_cost_of_padded_batches_is_that_of_drawn_ones() -> None:
