@@ -231,8 +231,7 @@ def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: 
     )
     dealt = sample_packs(sequences.lengths, list(packing.strategy_counts.items()), settings.seed, group_number)
     order = dealt.members.astype(np.int64)
-    packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
-    return packs, packing
+    return PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order]), packing
 
 
 @contextmanager

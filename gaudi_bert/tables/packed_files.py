@@ -40,7 +40,6 @@ from gaudi_bert.tfrecords.random_access import ShardPaths
 
 _SLOTS_PER_ROW_GROUP = 2**21
 _VALUES_AT_ONCE = 2**14
-_BYTES_AT_ONCE = 2**20
 _REQUIRED_COLUMNS = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
 _TOKEN_COLUMNS = ("position_ids", "sequence_ids")
 
@@ -80,7 +79,6 @@ class PackLayout(NamedTuple):
         pyarrow = require_pyarrow()
         int32, int64 = pyarrow.int32(), pyarrow.int64()
         of_sequences = {"seq_lens": int32, "indices": int64, **({"starts": int32} if self.with_starts else {})}
-        fields = [pyarrow.field(name, _make_list_type(kind)) for name, kind in of_sequences.items()]
         along = {**self.columns.aligned, "position_ids": int32, "sequence_ids": int32}
         return pyarrow.schema(
             [
@@ -88,7 +86,7 @@ class PackLayout(NamedTuple):
                     pyarrow.field(name, _make_list_type(kind, self.max_sequence_length), False)
                     for name, kind in along.items()
                 ),
-                *fields,
+                *(pyarrow.field(name, _make_list_type(kind)) for name, kind in of_sequences.items()),
                 *(pyarrow.field(name, pyarrow.list_(kind)) for name, kind in self.columns.scalars.items()),
             ]
         )
@@ -362,8 +360,12 @@ class TableFiles(ShardFiles["_Footer"]):
         for file, record in zip(files.tolist(), records.tolist(), strict=True):
             group = self._load_row_group(file, record)
             row = record - group.first
-            columns = group.columns.items()
-            rows.append({name: column.values[column.offsets[row] : column.offsets[row + 1]] for name, column in columns})
+            rows.append(
+                {
+                    name: column.values[column.offsets[row] : column.offsets[row + 1]]
+                    for name, column in group.columns.items()
+                }
+            )
         return rows
 
     def _load_row_group(self, file: int, record: int) -> _RowGroup:
@@ -413,16 +415,12 @@ class TableFiles(ShardFiles["_Footer"]):
         read, bounds, path = self._read_pieces.setdefault(file, {}), self._footers[file].pieces.tolist(), self.paths[file]
         if self._crc32c_of is None or number in read:
             return
-        pieces = len(bounds) - 1
-        begin, end = bounds[number : number + 2]
         with explain_os_errors(path, "read"), open_file(path) as handle:
-            handle.seek(begin)
-            read[number] = 0
-            for at in range(begin, end, _BYTES_AT_ONCE):
-                read[number] = crc32c(handle.read(min(_BYTES_AT_ONCE, end - at)), read[number])
-        if len(read) == pieces:
+            handle.seek(bounds[number])
+            read[number] = crc32c(handle.read(bounds[number + 1] - bounds[number]))
+        if len(read) == len(bounds) - 1:
             combined = 0
-            for each in range(pieces):
+            for each in range(len(read)):
                 combined = int(append_crc(combined, bounds[each + 1] - bounds[each], read[each]))
             if self._crc32c_of(file) not in (None, combined):
                 raise InputError(
@@ -448,5 +446,8 @@ def _read_footer(path: Path) -> _Footer:
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     columns = [group.column(0) for group in groups[1:]]
     starts = [each.dictionary_page_offset if each.has_dictionary_page else each.data_page_offset for each in columns]
-    bounds = np.array([0, *starts, path.stat().st_size], np.int64)
-    return _Footer(metadata, np.cumsum([group.num_rows for group in groups], dtype=np.int64), bounds)
+    return _Footer(
+        metadata,
+        np.cumsum([group.num_rows for group in groups], dtype=np.int64),
+        np.array([0, *starts, path.stat().st_size], np.int64),
+    )

@@ -78,29 +78,12 @@ class TablePart(NamedTuple):
         return self.rows
 
 
-class _JsonBlock(NamedTuple):
-    """A block of consecutive lines in a JSON lines file.
-
-    Attributes:
-        start: The first byte of the block.
-        end: The byte after the block.
-        rows: The number of rows.
-        memory_bytes: The estimated size of the rows in memory.
-    """
-
-    start: int
-    end: int
-    rows: int
-    memory_bytes: int
-
-
 def read_table_schema(path: Path) -> Any:
     """Return the pyarrow schema of a table file. For JSON lines, the schema is inferred from the first lines.
 
     Raises:
         InputError: The file cannot be read, has two columns of the same name, or is JSON without rows.
     """
-    pyarrow = require_pyarrow()
     if _is_json(path):
         rows = list(_parse_rows(path, next(_read_blocks(path, 0, None), b""), 0))
         if not rows:
@@ -111,7 +94,7 @@ def read_table_schema(path: Path) -> Any:
             from pyarrow import parquet
 
             return require_utf8_column_names(path, parquet.read_schema(check_regular_file(path)))
-        with pyarrow.OSFile(str(check_regular_file(path))) as source:
+        with require_pyarrow().OSFile(str(check_regular_file(path))) as source:
             return require_utf8_column_names(path, _open_arrow(source).schema)
 
 
@@ -130,11 +113,7 @@ def list_parts(path: Path, columns: Collection[str], max_rows: int, max_bytes: i
     parts: list[TablePart] = []
     first_row = 0
     if _is_json(path):
-        for start, end, rows, size in _list_json_blocks(path):
-            if rows:
-                parts.append(TablePart(path, first_row, rows, size, start, 0, end - start))
-            first_row += rows
-        return parts
+        return [part for part in _list_json_parts(path) if part.rows]
     with explain_arrow_errors(path):
         if _is_parquet(path):
             sizes = list(_list_row_group_sizes(path, columns))
@@ -247,8 +226,7 @@ def _read_arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
 
     The batches are views of the mapped file, so only the values that are used are read from the disk.
     """
-    pyarrow = require_pyarrow()
-    with pyarrow.memory_map(str(check_regular_file(path))) as source:
+    with require_pyarrow().memory_map(str(check_regular_file(path))) as source:
         reader = _open_arrow(source)
         is_file = hasattr(reader, "num_record_batches")
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
@@ -279,15 +257,16 @@ def _is_json(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
-def _list_json_blocks(path: Path) -> list[_JsonBlock]:
-    """Return the blocks of lines in a JSON lines file. A gzipped file is a single block."""
-    blocks, end = list[_JsonBlock](), 0
+def _list_json_parts(path: Path) -> list[TablePart]:
+    """Return the blocks of lines in a JSON lines file as parts, including blocks without rows. A gzipped file is a single
+    part.
+    """
+    parts, first_row, end = list[TablePart](), 0, 0
     for block in _read_blocks(path, 0, None):
-        blocks.append(_JsonBlock(end, end + len(block), len(_split_lines(block)), _MEMORY_OF_TEXT * len(block)))
-        end += len(block)
-    if path.suffix != ".gz" or not blocks:
-        return blocks
-    return [_JsonBlock(0, end, sum(block.rows for block in blocks), sum(block.memory_bytes for block in blocks))]
+        rows = len(_split_lines(block))
+        parts.append(TablePart(path, first_row, rows, _MEMORY_OF_TEXT * len(block), end, 0, len(block)))
+        first_row, end = first_row + rows, end + len(block)
+    return [TablePart(path, 0, first_row, _MEMORY_OF_TEXT * end, 0, 0, end)] if path.suffix == ".gz" else parts
 
 
 def _read_json_lines(path: Path, start_byte: int, end_byte: int, first_row: int, schema: Any) -> Any:

@@ -133,8 +133,6 @@ def _tokenize_sources(
     """
     encoder = _Encoder(tokenizer, settings)
     identities = [compute_source_identity(source) for source in sources]
-    inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
-    signature = Signature("tokenize", settings.to_json_fields(), inputs)
     parts = [part for source in sources for part in split_source(source, settings.row_reading_settings, settings.part_bytes)]
     if not parts:
         raise InputError(
@@ -142,20 +140,17 @@ def _tokenize_sources(
         )
     for part in parts:  # reject a file that does not match the options before the first file is tokenized
         if not part.start:
-            say = run.reporter.say if part is parts[0] else None
-            next(
-                raise_or_skip_bad_rows(
-                    read_part(part, None, settings.row_reading_settings, say=say),
-                    settings.row_reading_settings.on_bad_row,
-                ),
-                None,
-            )
+            say, reading = run.reporter.say if part is parts[0] else None, settings.row_reading_settings
+            next(raise_or_skip_bad_rows(read_part(part, None, reading, say=say), reading.on_bad_row), None)
 
-    def summary_path(number: int) -> Path:
-        """Return the path of the JSON summary of one part of the texts."""
-        return token_table_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
-
-    output = _TokensOutput(out, TokenisedTexts.json_path_in(out), signature, TokenisedPart, summary_path, run.reporter)
+    output = _TokensOutput(
+        out,
+        TokenisedTexts.json_path_in(out),
+        Signature("tokenize", settings.to_json_fields(), {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}),
+        TokenisedPart,
+        lambda number: token_table_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json"),
+        run.reporter,
+    )
     if output.begin_unless_finished(run.overwrite):
         return StageOutput(TokenisedTexts.read(out), skipped=True)
     own = output.find_missing_groups(run.select_items_of_this_run(range(len(parts))))
@@ -184,8 +179,10 @@ def _write_summary(
     missing = part_count - len(files)
     if missing:
         output.reporter.say(f"{format_path(output.folder)}: {missing} of {part_count} parts remain for other shards")
-        left = f"{missing} of {format_count(part_count, 'part')} remain for other shards"
-        return PlainResult([left], {"parts": part_count, "missing_parts": missing})
+        return PlainResult(
+            [f"{missing} of {format_count(part_count, 'part')} remain for other shards"],
+            {"parts": part_count, "missing_parts": missing},
+        )
     settings = encoder.settings
     if not any(file.rows for file in files):
         raise InputError(

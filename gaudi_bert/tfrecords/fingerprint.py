@@ -34,7 +34,7 @@ from gaudi_bert.common.compiled import (
 )
 from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.tfrecords.scan import IndexedSequences
-from gaudi_bert.tfrecords.wire.example import position_varints_size
+from gaudi_bert.tfrecords.wire.example import ONE_FLOAT, position_varints_size
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features
 from gaudi_bert.tfrecords.wire.framing import ScanStatus, check_frame
 from gaudi_bert.tfrecords.wire.values import compute_unpadded_size, is_all_zero, is_repeated_byte
@@ -153,7 +153,6 @@ def sum_hashes(hashes: IntArray) -> int:
 # --- the scan of packed records: check the framing, both CRCs and the complete layout, and hash every sequence
 
 _HIGH = as_word(-0x7F7F7F7F7F7F7F80)
-_ONE_FLOAT = as_word(0x3F800000)
 
 
 class PackSizes(NamedTuple):
@@ -314,7 +313,7 @@ def _count_sequences_in_pack(spans: RowArray, depth: int) -> int:
     """
     address = spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].start
     count = 0
-    while count < depth and load_u32(address + 4 * count) == _ONE_FLOAT:
+    while count < depth and load_u32(address + 4 * count) == ONE_FLOAT:
         count += 1
     return count if is_all_zero(address + 4 * count, 4 * (depth - count)) else -1
 

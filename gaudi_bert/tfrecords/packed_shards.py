@@ -28,7 +28,6 @@ from gaudi_bert.common.compiled import (
     as_word,
     copy_bytes,
     fill_bytes,
-    inlined_kernel,
     kernel_without_refcounts,
     load_u8,
     load_u32,
@@ -44,6 +43,7 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import (
+    ONE_FLOAT,
     SLACK_BYTES,
     Address,
     build_position_varint_table,
@@ -55,12 +55,12 @@ from gaudi_bert.tfrecords.wire.example import (
     store_payload_crc,
     store_record_prefix,
     store_varint,
+    store_zeros,
     varint_size,
 )
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, PackedSchema
 
 _PREFETCHED_PACKS = 8
-_ONE_FLOAT = as_word(0x3F800000)
 
 
 class _EncodeStatus(IntEnum):
@@ -148,13 +148,6 @@ def _store_repeated_varint(address: Address, value: int, count: int) -> Address:
     return address
 
 
-@inlined_kernel
-def _store_zeros(address: Address, count: int) -> Address:
-    """Write `count` zero bytes, and return the address after them."""
-    fill_bytes(address, 0, count)
-    return address + count
-
-
 @kernel_without_refcounts
 def _try_compute_pack_sizes(
     group: IndexedSequences, members: Int32Array, layout: _Layout, encoded_sizes: _EncodedPackSizes
@@ -226,13 +219,13 @@ def _encode_id_and_mask_features(
         row = group.rows[member]
         copy_bytes(address, base + group.offsets[member] + row.ids, as_word(row.ids_bytes))
         address += row.ids_bytes
-    address = _store_zeros(address, padding_count)
+    address = store_zeros(address, padding_count)
     address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.INPUT_MASK, encoded_sizes.sizes[PackedFeature.INPUT_MASK]
     )
     for index in range(members.size):
         address = _store_repeated_varint(address, index + 1, as_word(group.rows[members[index]].length))
-    return _store_zeros(address, padding_count)
+    return store_zeros(address, padding_count)
 
 
 @kernel_without_refcounts
@@ -257,11 +250,11 @@ def _encode_masked_lm_features(
         row = group.rows[member]
         copy_bytes(address, base + group.offsets[member] + row.masked_ids, as_word(row.masked_ids_bytes))
         address += row.masked_ids_bytes
-    address = _store_zeros(address, unused_slots)
+    address = store_zeros(address, unused_slots)
     size = encoded_sizes.sizes[PackedFeature.MASKED_LM_POSITIONS]
     address = store_map_entry_prefix(address, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
     copy_bytes(address, address_of(encoded_sizes.positions), size - unused_slots)
-    address = _store_zeros(address + size - unused_slots, unused_slots)
+    address = store_zeros(address + size - unused_slots, unused_slots)
     address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, encoded_sizes.sizes[PackedFeature.MASKED_LM_WEIGHTS]
     )
@@ -270,7 +263,7 @@ def _encode_masked_lm_features(
         for _ in range(group.rows[members[index]].masked):
             store_u32(address, bits)
             address += 4
-    return _store_zeros(address, 4 * unused_slots)
+    return store_zeros(address, 4 * unused_slots)
 
 
 @kernel_without_refcounts
@@ -295,7 +288,7 @@ def _encode_next_sentence_features(
     for member in members:
         store_u8(address, as_word(group.rows[member].label))
         address += 1
-    address = _store_zeros(address, unused_sequences)
+    address = store_zeros(address, unused_sequences)
     address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.NEXT_SENTENCE_POSITIONS, sizes[PackedFeature.NEXT_SENTENCE_POSITIONS]
     )
@@ -303,14 +296,14 @@ def _encode_next_sentence_features(
     for member in members:
         address = store_varint(address, start)
         start += group.rows[member].length
-    address = _store_zeros(address, unused_sequences)
+    address = store_zeros(address, unused_sequences)
     address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.NEXT_SENTENCE_WEIGHTS, sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS]
     )
     for _ in range(members.size):
-        store_u32(address, _ONE_FLOAT)
+        store_u32(address, ONE_FLOAT)
         address += 4
-    return _store_zeros(address, 4 * unused_sequences)
+    return store_zeros(address, 4 * unused_sequences)
 
 
 @kernel_without_refcounts
@@ -334,7 +327,7 @@ def _encode_position_and_segment_features(
         size = position_varints_size(as_word(group.rows[member].length))
         copy_bytes(address, table, size)
         address += size
-    address = _store_zeros(address, padding_count)
+    address = store_zeros(address, padding_count)
     address = store_map_entry_prefix(
         address, layout.keys, PackedFeature.SEGMENT_IDS, encoded_sizes.sizes[PackedFeature.SEGMENT_IDS]
     )
@@ -343,7 +336,7 @@ def _encode_position_and_segment_features(
         row = group.rows[member]
         copy_bytes(address, base + group.offsets[member] + row.segments, as_word(row.length))
         address += row.length
-    return _store_zeros(address, padding_count)
+    return store_zeros(address, padding_count)
 
 
 @kernel_without_refcounts

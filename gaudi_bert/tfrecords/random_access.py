@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -35,10 +35,9 @@ from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.reading.global_order import MAX_STREAM_SETS, choose_stream_count, compute_shard_regions
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, format_record_location
+from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, check_frame_length, format_record_location
 from gaudi_bert.tfrecords.wire.schema import (
     FRAME_BYTES,
-    MAX_RECORD_BYTES,
     PackedSchema,
     RecordError,
     UnpackedSchema,
@@ -250,22 +249,6 @@ class RecordFiles(ShardFiles["_RecordPositions"]):
         }
 
 
-class _FileAddresses(NamedTuple):
-    """The memory addresses and the number of records that compiled kernels need to read an open file.
-
-    Attributes:
-        content: The memory address of the file's bytes.
-        starts: The memory address of the positions of the records.
-        record_count: The number of records.
-        checksums: The memory address of the checksums, or 0 if the file has no index.
-    """
-
-    content: int
-    starts: int
-    record_count: int
-    checksums: int
-
-
 class _OpenFile:
     """An open file, mapped into memory, with the positions of its records.
 
@@ -284,10 +267,12 @@ class _OpenFile:
         self.advise(mmap.MADV_RANDOM, 0, len(self.starts) - 1)
 
     @property
-    def addresses(self) -> _FileAddresses:
-        """The addresses and the record count that kernels use to read this file."""
+    def addresses(self) -> tuple[int, int, int, int]:
+        """What kernels need to read this file, as (the memory address of its bytes, the memory address of the positions of
+        its records, the number of records, the memory address of the checksums or 0 if there is no index).
+        """
         checksums = 0 if self._checksums is None else self._checksums.ctypes.data
-        return _FileAddresses(self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums)
+        return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums
 
     def advise(self, advice: int, first: int, last: int) -> None:
         """Apply an `madvise` flag to the memory pages of the records `first` to `last` - 1."""
@@ -358,16 +343,9 @@ def _find_record_starts(buffer: ByteArray, starts: IntArray) -> _StatusAndCountA
     """
     base, position, records = address_of(buffer), 0, 0
     while position < buffer.size:
-        remaining = buffer.size - position
-        if remaining < 12:
-            return ScanStatus.INCOMPLETE, records, position
-        size = load_word(base + position)
-        if mask_crc(crc_of_word(size)) != load_u32(base + position + 8):
-            return ScanStatus.BAD_LENGTH, records, position
-        if size < 0 or size > MAX_RECORD_BYTES:
-            return ScanStatus.TOO_LONG, records, position
-        if size + 16 > remaining:
-            return ScanStatus.INCOMPLETE, records, position
+        status, size = check_frame_length(base + position, base + buffer.size)
+        if status != ScanStatus.GOOD:
+            return status, records, position
         if records < starts.size:
             starts[records] = position
         position += size + 16

@@ -234,7 +234,6 @@ class _RecordVerifier:
             records, packs_of_them = ([file.path for file in side] for side in (inputs, shards))
             difference = _describe_difference(records, packs_of_them, PackedSchema.from_sizes(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
-        entries = [file.record_index for file in shards]
         written = tuple(
             Shard(name=file.path.name, packs=len(file.record_index), **file.identity.size_and_crc32c) for file in shards
         )
@@ -253,7 +252,9 @@ class _RecordVerifier:
             packs=sum(shard.packs for shard in written),
             **counts_to_json_fields(lengths[1 : metadata.max_sequence_length + 1].tolist()),
             inputs=identities,
-            index_crc32c=_check_index_and_compute_crc32c(index_path(packed, stored.group), entries, stored.remedy),
+            index_crc32c=_check_index_and_compute_crc32c(
+                index_path(packed, stored.group), [file.record_index for file in shards], stored.remedy
+            ),
             shards=written,
         )
         bound = prove_group_lower_bound(self.folder, expected.counts, expected.packs)
@@ -458,15 +459,19 @@ def _summarize_file(
         lengths += np.bincount(chunk.lengths, minlength=lengths.size)
         size, checksum = scan.file_bytes, scan.file_crc32c
         record_index.append(chunk.record_index.copy())
-    identity = InputFile(name=path.name, bytes=size, crc32c=checksum)
-    return _FileSummary(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_index))
+    return _FileSummary(
+        path,
+        is_input,
+        InputFile(name=path.name, bytes=size, crc32c=checksum),
+        fingerprint % 2**64,
+        lengths,
+        np.concatenate(record_index),
+    )
 
 
 def _sum_fingerprints_and_lengths(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
     """Return the combined fingerprint of several files, and the number of their sequences by length."""
-    lengths = np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
-    for file in files:
-        lengths += file.lengths
+    lengths = sum((file.lengths for file in files), np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64))
     return sum(file.fingerprint for file in files) % 2**64, lengths
 
 

@@ -243,8 +243,10 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         for number in group_numbers:
             self._check_lower_bound_of_group(number)
             _check_group_memory(number, self.plan.groups[number], inputs.list_group_files(number), available)
-        size = sum(self.plan.groups[number].input_bytes for number in group_numbers)
-        return GroupFilesAndSize(list(map(inputs.list_group_files, group_numbers)), size)
+        return GroupFilesAndSize(
+            list(map(inputs.list_group_files, group_numbers)),
+            sum(self.plan.groups[number].input_bytes for number in group_numbers),
+        )
 
     def write_group(self, inputs: _PlannedRecords, group_number: int, task: Task) -> RecordManifest:
         """Read one group into memory, pack it, and write its shards and its index.

@@ -59,6 +59,11 @@ def rewrite(packed: Path, change: Callable[[list[Pack]], None]) -> None:
     mend_sums(packed)
 
 
+def refused(folder: Path, reason: str, error: Any = FailedError) -> None:
+    with pytest.raises(error, match=reason):
+        verify_table(folder / "rows.parquet", folder / "packed", a_run())
+
+
 def set_value(column: str, position: int, value: Any) -> Callable[[list[Pack]], None]:
     def change(packs: list[Pack]) -> None:
         packs[0][column][position] = value
@@ -94,8 +99,7 @@ def swap_sequences(packs: list[Pack]) -> None:
 )
 def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], reason: str) -> None:
     rewrite(folder / "packed", change)
-    with pytest.raises(FailedError, match=reason):
-        verify_table(folder / "rows.parquet", folder / "packed", a_run())
+    refused(folder, reason)
     assert not (folder / NOTES / "verification.json").exists()
 
 
@@ -143,11 +147,9 @@ def test_damaged_and_missing_shards(folder: Path) -> None:
     path = folder / "packed" / SHARD
     data = path.read_bytes()
     path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-    with pytest.raises(FailedError, match=rf"{SHARD}: the CRC-32C of the file differs"):
-        verify_table(folder / "rows.parquet", folder / "packed", a_run())
+    refused(folder, rf"{SHARD}: the CRC-32C of the file differs")
     path.unlink()
-    with pytest.raises(FailedError, match=rf"{SHARD}: the shard is missing"):
-        verify_table(folder / "rows.parquet", folder / "packed", a_run())
+    refused(folder, rf"{SHARD}: the shard is missing")
 
 
 def exchange(packed: Path) -> None:
@@ -183,17 +185,14 @@ def test_damage_of_rows_of_several_lengths_is_named(tmp_path: Path, change: Call
     chosen = TableSettings(max_sequence_length=30, row_lengths=(9, 30), shard_multiple=2, algorithm="lpfhp", depth=5)
     pack_table(tmp_path / "rows.parquet", tmp_path / "packed", chosen, a_run(), verify=True)
     change(tmp_path / "packed")
-    with pytest.raises((FailedError, InputError), match=reason):
-        verify_table(tmp_path / "rows.parquet", tmp_path / "packed", a_run())
+    refused(tmp_path, reason, (FailedError, InputError))
 
 
 def test_another_table_and_a_folder_that_is_not_finished_are_refused(folder: Path) -> None:
     tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=2))
-    with pytest.raises(FailedError, match=r"input file rows\.parquet has changed since it was packed"):
-        verify_table(folder / "rows.parquet", folder / "packed", a_run())
+    refused(folder, r"input file rows\.parquet has changed since it was packed")
     (folder / NOTES / "metadata.json").unlink()
-    with pytest.raises(InputError, match="packing has not finished; run"):
-        verify_table(folder / "rows.parquet", folder / "packed", a_run())
+    refused(folder, "packing has not finished; run", InputError)
 
 
 def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(tmp_path: Path) -> None:

@@ -35,6 +35,11 @@ def packs_of(folder: Path, sequences: list[dict], **settings) -> Path:
     return folder / "packed"
 
 
+def refused(packed: Path, out: Path, message: str, **how: bool) -> None:
+    with pytest.raises(InputError, match=message):
+        convert_to_hdf5(packed, out, reporter=QUIET, **how)
+
+
 @pytest.mark.slow
 @given(
     depth=st.integers(1, 3),
@@ -103,25 +108,18 @@ def test_the_same_packs_give_the_same_bytes_and_a_run_that_was_killed_continues(
 def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(40, 29, 5, seed=1))
     (tmp_path / "out_metadata.json").write_text("{}")
-    with pytest.raises(InputError, match=r"out_metadata.json: the file exists already, .*; choose another output folder"):
-        convert_to_hdf5(packed, tmp_path / "out", reporter=QUIET)
+    refused(packed, tmp_path / "out", r"out_metadata.json: the file exists already, .*; choose another output folder")
     assert (tmp_path / "out_metadata.json").read_text() == "{}"
     for out in (packed, tmp_path):
-        with pytest.raises(InputError, match="the output folder must not contain the packed folder"):
-            convert_to_hdf5(packed, out, reporter=QUIET, overwrite=True)
-    with pytest.raises(InputError, match="s3://bucket/packed: only local folders can be converted"):
-        convert_to_hdf5(Path("s3://bucket/packed"), tmp_path / "other", reporter=QUIET)
+        refused(packed, out, "the output folder must not contain the packed folder", overwrite=True)
+    refused(Path("s3://bucket/packed"), tmp_path / "other", "s3://bucket/packed: only local folders can be converted")
 
 
 def test_packs_that_a_format_cannot_hold_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     deep = make_case(tmp_path / "deep", depth=4, algorithm="lpfhp").packed
     first = make_case(tmp_path / "first", algorithm="lpfhp").packed  # some of its sequences mask their first token
-    for packed, message in (
-        (deep, r"at most 3 sequences, .* the depth is 4; pack again with --depth 3"),
-        (first, r"tfrecord: record \d+: the pack masks the first token of its row or predicts id 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            convert_to_hdf5(packed, tmp_path / "out", reporter=QUIET)
+    refused(deep, tmp_path / "out", r"at most 3 sequences, .* the depth is 4; pack again with --depth 3")
+    refused(first, tmp_path / "out", r"tfrecord: record \d+: the pack masks the first token of its row or predicts id 0")
     assert not list(tmp_path.glob("out*"))
 
 

@@ -146,24 +146,28 @@ def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: P
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 
-def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingCase, tmp_path: Path) -> None:
-    group = json.loads(case.plan.read_text())["groups"][1]
-    assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
-    changes: dict[str, dict[str, Any]] = {
-        "its data prove only": {"bound_prices": None, "lower_bound": group["packs"]},
-        "the prices prove a lower bound of only 0 packs": {"bound_prices": [0] * 29},
-        "prices must be": {"bound_prices": [2**62] * 29},
-        "`bound_prices` must have 29 values, but has 28": {"bound_prices": group["bound_prices"][1:]},
-    }
-    for reason, of_group in changes.items():
+@pytest.mark.parametrize(
+    ("of_group", "reason"),
+    [
+        (lambda group: {"bound_prices": None, "lower_bound": group["packs"]}, "its data prove only"),
+        (lambda group: {"bound_prices": [0] * 29}, "the prices prove a lower bound of only 0 packs"),
+        (lambda group: {"bound_prices": [2**62] * 29}, "prices must be"),
+        (lambda group: {"bound_prices": group["bound_prices"][1:]}, "`bound_prices` must have 29 values, but has 28"),
+    ],
+    ids=["no prices", "prices of 0", "prices that overflow", "one price too few"],
+)
+def test_the_bound_of_a_plan_is_proven_before_anything_is_written(
+    case: PackingCase, tmp_path: Path, of_group: Callable[[dict[str, Any]], dict[str, Any]], reason: str
+) -> None:
+    def change(plan: dict[str, Any]) -> None:
+        group = plan["groups"][1]
+        assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
+        group |= of_group(group)
+        bound = sum(group["lower_bound"] for group in plan["groups"])
+        plan["totals"] |= {"lower_bound": bound, "gap": plan["totals"]["packs"] - bound}
 
-        def change(plan: dict[str, Any], of_group: dict[str, Any] = of_group) -> None:
-            plan["groups"][1] |= of_group
-            bound = sum(group["lower_bound"] for group in plan["groups"])
-            plan["totals"] |= {"lower_bound": bound, "gap": plan["totals"]["packs"] - bound}
-
-        with pytest.raises(InputError, match=rf"plan\.json: .*group 1: .*{reason}"):
-            write_packed_records(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
+    with pytest.raises(InputError, match=rf"plan\.json: .*group 1: .*{reason}"):
+        write_packed_records(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 

@@ -92,10 +92,8 @@ def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyA
             kind, data = _FLOAT_LIST, np.ascontiguousarray(values, dtype="<f4").tobytes()
         else:
             raise TypeError(f"feature `{name}`: expected integers or floating-point numbers, found {values.dtype}")
-        values_list = _encode_field(1, data) if data else b""
-        entries.append(
-            _encode_field(1, _encode_field(1, name.encode("utf-8")) + _encode_field(2, _encode_field(kind, values_list)))
-        )
+        feature = _encode_field(kind, _encode_field(1, data) if data else b"")
+        entries.append(_encode_field(1, _encode_field(1, name.encode("utf-8")) + _encode_field(2, feature)))
     return _encode_field(1, b"".join(entries)) if entries else b""
 
 
@@ -300,6 +298,8 @@ def _decode_feature(feature: memoryview) -> AnyArray:
 # A memory address.
 Address = int
 
+ONE_FLOAT = as_word(0x3F800000)  # 1.0 as float32
+
 SLACK_BYTES = 64
 
 _KEY_DTYPE = np.dtype([(name, np.int64) for name in ("key_bytes", "word_0", "word_8", "word_16", "list_tag")])
@@ -357,6 +357,13 @@ def store_varint(address: Address, value: int) -> Address:
         value >>= 7
     store_u8(address, value)
     return address + 1
+
+
+@inlined_kernel
+def store_zeros(address: Address, count: int) -> Address:
+    """Write `count` zero bytes, and return the address after them."""
+    fill_bytes(address, 0, count)
+    return address + count
 
 
 @inlined_kernel
@@ -428,7 +435,6 @@ def store_map_entry_prefix(address: Address, feature_keys: RowArray, feature: in
     """
     key = feature_keys[feature]
     packed = message_size(values_size)
-    message = message_size(packed)
     store_u8(address, 0x0A)
     address = store_varint(address + 1, _map_entry_size(key.key_bytes, values_size))
     store_u8(address, 0x0A)
@@ -438,7 +444,7 @@ def store_map_entry_prefix(address: Address, feature_keys: RowArray, feature: in
     store_word(address + 18, key.word_16)
     address += 2 + key.key_bytes
     store_u8(address, 0x12)
-    address = store_varint(address + 1, message)
+    address = store_varint(address + 1, message_size(packed))
     store_u8(address, key.list_tag)
     address = store_varint(address + 1, packed)
     store_u8(address, 0x0A)
@@ -446,8 +452,6 @@ def store_map_entry_prefix(address: Address, feature_keys: RowArray, feature: in
 
 
 # --- encoding rows of arrays as unpacked records (numba kernels). The payloads are equal to the output of `encode_example`.
-
-_ONE_FLOAT = as_word(0x3F800000)
 
 
 class UnpackedRows(NamedTuple):
@@ -512,8 +516,7 @@ def _store_padded_varints(address: Address, values: IntArray, padding_count: int
     """Write `values` as varints, followed by `padding_count` zero bytes, and return the address after them."""
     for value in values:
         address = store_varint(address, value)
-    fill_bytes(address, 0, padding_count)
-    return address + padding_count
+    return store_zeros(address, padding_count)
 
 
 @kernel_without_refcounts
@@ -550,7 +553,7 @@ def _store_unpacked_features(
     address = _store_padded_varints(address, rows.masked_lm_positions[row, :masked], unused)
     address = store_map_entry_prefix(address, feature_keys, UnpackedFeature.MASKED_LM_WEIGHTS, 4 * predictions)
     for _ in range(masked):
-        store_u32(address, _ONE_FLOAT)
+        store_u32(address, ONE_FLOAT)
         address += 4
     fill_bytes(address, 0, 4 * unused)
     address = store_map_entry_prefix(address + 4 * unused, feature_keys, UnpackedFeature.NEXT_SENTENCE_LABELS, 1)

@@ -68,9 +68,8 @@ class FeatureTable(NamedTuple):
 
 def make_feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
     """Create the table that `locate_features` needs to find the given features in records."""
-    count = len(features)
     keys = np.array([_encode_feature_key(spec) for spec in features], _KEY_DTYPE)
-    return FeatureTable(keys, np.zeros(count, _SPAN_DTYPE), np.zeros(count, np.int64))
+    return FeatureTable(keys, np.zeros(keys.size, _SPAN_DTYPE), np.zeros(keys.size, np.int64))
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gaudi_bert.common.arrays import ByteArray
-from gaudi_bert.common.compiled import address_of, kernel_without_refcounts, load_u32, load_word, prefetch
+from gaudi_bert.common.compiled import address_of, inlined_kernel, kernel_without_refcounts, load_u32, load_word, prefetch
 from gaudi_bert.common.crc32c import append_crc, crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_regular_file, explain_os_errors, open_file
@@ -274,9 +274,8 @@ def _detect_compression(path: Path, first_bytes: bytes) -> str:
         raise InputError(f"{path}: the file is empty; remove it, or create it again")
     is_hdf5_content, is_named_hdf5 = is_hdf5(path, first_bytes), path.suffix in HDF5_ENDINGS
     if is_hdf5_content != is_named_hdf5:
-        suffixes = " or ".join(HDF5_ENDINGS)
         if is_hdf5_content:
-            raise InputError(f"{path}: the name of an HDF5 file must end in {suffixes}; rename the file")
+            raise InputError(f"{path}: the name of an HDF5 file must end in {' or '.join(HDF5_ENDINGS)}; rename the file")
         raise InputError(f"{path}: expected an HDF5 file because of its name; rename the file, or create it again")
     if is_hdf5_content:
         return HDF5
@@ -301,6 +300,25 @@ def _detect_compression(path: Path, first_bytes: bytes) -> str:
 # --- walking over the frames in a buffer (numba kernels)
 
 
+@inlined_kernel
+def check_frame_length(frame_start: int, buffer_end: int) -> StatusAndSize:
+    """Check the length of one TFRecord in memory and the CRC of the length. The payload is not read.
+
+    Returns:
+        (status, size of the payload in bytes), as in `check_frame`.
+    """
+    if buffer_end - frame_start < 12:
+        return ScanStatus.INCOMPLETE, 0
+    size = load_word(frame_start)
+    if mask_crc(crc_of_word(size)) != load_u32(frame_start + 8):
+        return ScanStatus.BAD_LENGTH, 0
+    if size < 0 or size > MAX_RECORD_BYTES:
+        return ScanStatus.TOO_LONG, size
+    if size + 16 > buffer_end - frame_start:
+        return ScanStatus.INCOMPLETE, size
+    return ScanStatus.GOOD, size
+
+
 @kernel_without_refcounts
 def check_frame(frame_start: int, buffer_end: int) -> StatusAndSize:
     """Check the length and both CRCs of one TFRecord in memory.
@@ -314,15 +332,9 @@ def check_frame(frame_start: int, buffer_end: int) -> StatusAndSize:
         INCOMPLETE if the buffer ends before the end of the record, and otherwise an error. The size is 0 if the length of
         the record is missing or damaged.
     """
-    if buffer_end - frame_start < 12:
-        return ScanStatus.INCOMPLETE, 0
-    size = load_word(frame_start)
-    if mask_crc(crc_of_word(size)) != load_u32(frame_start + 8):
-        return ScanStatus.BAD_LENGTH, 0
-    if size < 0 or size > MAX_RECORD_BYTES:
-        return ScanStatus.TOO_LONG, size
-    if size + 16 > buffer_end - frame_start:
-        return ScanStatus.INCOMPLETE, size
+    status, size = check_frame_length(frame_start, buffer_end)
+    if status != ScanStatus.GOOD:
+        return status, size
     payload = frame_start + 12
     for line in range(size, 2 * size, 64):  # load the next record into the cache while this one is checked
         prefetch(payload + line)

@@ -141,10 +141,8 @@ def infer_packed_schema(features: Mapping[str, AnyArray]) -> PackedSchema:
     Raises:
         RecordError: The example lacks a feature that determines a size, or a size is out of range.
     """
-    length = _count_feature_values(features, "input_ids")
-    slots, depth = (
-        _count_feature_values(features, "masked_lm_positions"),
-        _count_feature_values(features, "next_sentence_positions"),
+    length, slots, depth = (
+        _count_feature_values(features, name) for name in ("input_ids", "masked_lm_positions", "next_sentence_positions")
     )
     return PackedSchema(length, slots, depth, max(1, slots - depth))
 

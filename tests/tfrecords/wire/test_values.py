@@ -27,20 +27,11 @@ def on_bytes(kernel, data: bytes, *arguments: int) -> int:
 
 def decoded(data: bytes) -> list[tuple[int, int]] | None:
     """(value, bytes) of the varints in `data`; None where the last is cut short."""
-    numbers, at = [], 0
-    while at < len(data):
-        value = size = 0
-        while True:
-            if at + size >= len(data):
-                return None
-            byte = data[at + size]
-            value |= (byte & 127) << (7 * size)
-            size += 1
-            if byte < 128:
-                break
-        numbers.append((value, size))
-        at += size
-    return numbers
+    if data and data[-1] >= 128:
+        return None
+    ends = [at + 1 for at, byte in enumerate(data) if byte < 128]
+    varints = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return [(sum((byte & 127) << (7 * place) for place, byte in enumerate(each)), len(each)) for each in varints]
 
 
 def expected_prefix(data: bytes, values: int, real: int, most: int) -> int:
