@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_refused_by_its_number(damage: str) -> None:
         "size": example({**features, "input_ids": features["input_ids"][1:]}),
         "large": example({**features, "input_ids": [2**31] * LENGTH}),
     }[damage]
-    with pytest.raises(InputError, match="here: record 2: the example does not have the features"):
+    with pytest.raises(InputError, match=r"here: record 2: expected the features .*; write the records again"):
         decode_examples([good, good, bad, good])
 
 
