@@ -49,6 +49,11 @@ def frame(payload: bytes, claimed_length: int | None = None) -> bytes:
     return header + masked_crc(header) + payload + masked_crc(payload)
 
 
+def flipped(data: bytes, place: int, bits: int = 4) -> bytes:
+    """The bytes with some bits of one of them changed."""
+    return data[:place] + bytes([data[place] ^ bits]) + data[place + 1 :]
+
+
 def unframe(data: bytes) -> tuple[list[bytes], int | None]:
     """The payloads of a TFRecord file, and the offset of the first record that is not legal (None: all are)."""
     payloads, offset = [], 0

@@ -31,6 +31,11 @@ def rows_of(path: Path) -> list[dict]:
     return [row for table in read_parts(parts, schema.names, schema) for row in table.to_pylist()]
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rows.jsonl"
+
+
 @pytest.mark.parametrize(
     ("content", "row"),
     [
@@ -54,8 +59,7 @@ def rows_of(path: Path) -> list[dict]:
         (b"\x00\n", 0),
     ],
 )
-def test_the_first_row_that_is_none_is_named(tmp_path: Path, content: bytes, row: int) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_the_first_row_that_is_none_is_named(path: Path, content: bytes, row: int) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError, match=rf"^{path}: row {row}: ") as caught:
         rows_of(path)
@@ -65,11 +69,10 @@ def test_the_first_row_that_is_none_is_named(tmp_path: Path, content: bytes, row
 @pytest.mark.parametrize(
     "later", [{"n": 1.5}, {"b": 1}, {"n": True}, {"m": {"y": 1}}, {"n": [1]}, {"t": 1}, {"t": "", "n": "1"}]
 )
-def test_rows_follow_the_first_ones(tmp_path: Path, later: dict) -> None:
+def test_rows_follow_the_first_ones(path: Path, later: dict) -> None:
     schema = pyarrow.schema(
         [("n", pyarrow.int64()), ("m", pyarrow.struct([("x", pyarrow.int64())])), ("t", pyarrow.string())]
     )
-    path = tmp_path / "rows.jsonl"
     rows = [{"n": 1, "m": {"x": 2}, "t": "a"}, {"n": None, "m": {}}, later]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     size = path.stat().st_size
@@ -91,8 +94,7 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     "content",
     ["2024-05-01", "2024-05-01 10:00:00", "2024-05-01T10:00:00.5Z", ["2024-05-01"], {"day": {"of": ["2024-05-01"]}, "n": 1}],
 )
-def test_a_text_stays_a_text(tmp_path: Path, content: object) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_a_text_stays_a_text(path: Path, content: object) -> None:
     path.write_text("".join(json.dumps({"date": content, "n": number}) + "\n" for number in range(3)))
     assert rows_of(path) == [{"date": content, "n": number} for number in range(3)]
 
@@ -111,8 +113,7 @@ ROUNDED = 2**53 + 1
     ],
 )
 @pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
-def test_a_number_that_its_column_does_not_hold_is_refused(tmp_path: Path, rows: list[dict], row: int, start: str) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_a_number_that_its_column_does_not_hold_is_refused(path: Path, rows: list[dict], row: int, start: str) -> None:
     lines = [json.dumps(each) + "\n" for each in rows]
     path.write_text(start + "".join(lines), encoding="utf-8")
     with pytest.raises(InputError, match=rf"row {row}: .*\d{{16}}"):
@@ -121,12 +122,11 @@ def test_a_number_that_its_column_does_not_hold_is_refused(tmp_path: Path, rows:
     assert len(rows_of(path)) == len(rows) - 1
 
 
-def test_what_looks_odd_and_is_sound(tmp_path: Path) -> None:
+def test_what_looks_odd_and_is_sound(path: Path) -> None:
     rows = [
         {"text": '}{][" \\', "number": 9223372036854775807, "real": 0.12345678901234567890123},
         {"text": "\u0660\u2028[[[[", "number": -9223372036854775807, "real": 1e-300},
     ]
-    path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode())
     identical(rows_of(path), rows)
     rows = [{"n": 2**53 + 1, "of": 1.5, "t": "12345678901234567"}, {"n": 2**62 + 1, "of": 2**53, "t": ""}]

@@ -28,6 +28,7 @@ from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import a_run
 from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.builders.shards import mend_sums
+from tests.oracles.wire import flipped
 
 DAY_MS = 86_400_000
 NOTES = Path("packed", NOTES_NAME)
@@ -145,8 +146,7 @@ def swap_values(one: int, other: int, packs: list[Pack]) -> None:
 
 def test_damaged_and_missing_shards(folder: Path) -> None:
     path = folder / "packed" / SHARD
-    data = path.read_bytes()
-    path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    path.write_bytes(flipped(path.read_bytes(), 100))
     refused(folder, rf"{SHARD}: the CRC-32C of the file differs")
     path.unlink()
     refused(folder, rf"{SHARD}: the shard is missing")

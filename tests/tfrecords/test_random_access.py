@@ -19,7 +19,7 @@ from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.shards import mapped_files
-from tests.oracles.wire import UNPACKED_KEYS, example, frame, unpacked_list
+from tests.oracles.wire import UNPACKED_KEYS, example, flipped, frame, unpacked_list
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,7 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
     ("change", "message"),
     [
         (lambda content: content[:-3], "record 22 at byte .*: the file ends within this record"),
-        (
-            lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:],
-            "record 0 at byte 0: the record is damaged",
-        ),
+        (lambda content: flipped(content, 50), "record 0 at byte 0: the record is damaged"),
         (lambda content: content + b"\0" * 20, "record 23 at byte .*: the record is damaged, because the CRC of its length"),
         (lambda content: content * 2, "expected 23 records, found 46"),
     ],
@@ -140,8 +137,7 @@ def test_sizes_of_another_sum_are_not_used(tmp_path: Path) -> None:
 def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
     files, shard = indexed_case(tmp_path)
     path = files.paths[shard]
-    content = path.read_bytes()
-    path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
+    path.write_bytes(flipped(path.read_bytes(), 50))
     with pytest.raises(InputError, match="record 0 at byte 0: the record is damaged"):
         read_all(files, shard)
 

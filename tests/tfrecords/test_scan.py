@@ -34,6 +34,7 @@ from tests.oracles.wire import (
     UNPACKED_KEYS,
     example,
     field,
+    flipped,
     frame,
     packed_list,
     random_sequence,
@@ -146,10 +147,6 @@ def test_a_value_in_two_halves_is_merged_and_unknown_fields_are_skipped() -> Non
         others = {name: values for name, values in features.items() if name != key}
         payload = field(7, b"later") + example(others, extra=entry) + varint(5 << 3) + varint(3)
         assert _encode_canonical_example(payload, SCHEMA) == _encode_canonical_example(example(features), SCHEMA)
-
-
-def flipped(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
 
 
 @pytest.mark.parametrize(

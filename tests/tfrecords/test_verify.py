@@ -18,6 +18,7 @@ from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import a_run
 from tests.builders.shards import mend_sums, shards_of
+from tests.oracles.wire import flipped
 
 Packs = list[dict[str, np.ndarray]]
 
@@ -52,10 +53,6 @@ def set_first(name: str, new: Callable[[Any], Any]) -> Callable[[Packs], None]:
     return change
 
 
-def flipped(value: int) -> int:
-    return value ^ 1
-
-
 def move_token_to_the_neighbour(packs: Packs) -> None:
     """The boundary between two sequences moves by one; every number in the pack agrees with it."""
     row = next(row for row in packs if np.any(row["input_mask"] == 2) and np.count_nonzero(row["input_mask"] == 1) > 1)
@@ -72,7 +69,7 @@ MUTATIONS: dict[str, tuple[Callable[[Packs], object], str]] = {
     "pack dropped": (lambda packs: packs.pop(1), "missing"),
     "pack duplicated": (lambda packs: packs[1].update(packs[0]), "are missing.*duplicated"),
     "pack added": (lambda packs: packs.append(packs[0]), "duplicated"),
-    "token changed": (set_first("input_ids", flipped), "missing"),
+    "token changed": (set_first("input_ids", lambda value: value ^ 1), "missing"),
     "token moved to the neighbour": (move_token_to_the_neighbour, "missing"),
 }
 
@@ -117,7 +114,7 @@ def removed(name: str) -> Callable[[Path], object]:
 SHARD, INDEX = "packed/packed-00001-00000.tfrecord", "packed/group-00001.index"
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (
-        rewritten(SHARD, lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]),
+        rewritten(SHARD, lambda data: flipped(data, 40)),
         f"{SHARD}: record 0 .* the record is damaged",
     ),
     (rewritten(SHARD, rotated), f"{SHARD}: the CRC-32C of the shard differs"),
@@ -125,7 +122,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (copied(SHARD, "packed/packed-00009-00000.tfrecord"), r"packed-00009-00000.tfrecord: the file is not .*metadata\.json"),
     (copied(INDEX, "packed/group-00002.index"), r"group-00002.index: .*metadata\.json"),
     (
-        rewritten(INDEX, lambda data: data[:5] + bytes([data[5] ^ 1]) + data[6:]),
+        rewritten(INDEX, lambda data: flipped(data, 5)),
         f"{INDEX}: the sizes and checksums in the index differ",
     ),
     (

@@ -11,6 +11,7 @@ import pytest
 import tests.oracles.wire as naive
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.wire.framing import RecordStream, frame, read_records
+from tests.oracles.wire import flipped
 
 PAYLOADS = [b"", b"a", bytes(range(256)) * 30, b"last"]
 DATA = b"".join(map(frame, PAYLOADS))
@@ -51,10 +52,6 @@ def test_compression_is_seen_and_members_follow_each_other(tmp_path: Path, compr
         assert total == len(DATA)
         assert (stream.file_bytes, stream.file_crc32c) == (len(content), naive.crc32c(content) if compression else 0)
     assert list(read_records(path)) == PAYLOADS
-
-
-def flipped(data: bytes, place: int, bits: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ bits]) + data[place + 1 :]
 
 
 @pytest.mark.parametrize(
