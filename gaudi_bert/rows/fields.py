@@ -143,10 +143,7 @@ class RowParser:
         names_pairs = settings.keys_set_by_user & {"text", "text_pair", "label"}
         names_tuples = settings.keys_set_by_user & {"anchor", "positive", "negative"}
         if names_pairs or (not names_tuples and settings.anchor not in record and settings.text in record):
-            texts = (
-                self._read_text(record, settings.text),
-                self._read_text(record, settings.text_pair, "text_pair"),
-            )
+            texts = self._read_text(record, settings.text), self._read_text(record, settings.text_pair, "text_pair")
             return TupleRow(position, self._check_texts_differ(texts), float(cast(float, self._read_label(record))))
         anchor = self._read_text(record, settings.anchor, "anchor")
         positive = self._read_text(record, settings.positive, "positive")
@@ -424,8 +421,10 @@ def _list_labelled_documents(record: Record, settings: TaskSettings, *, labelled
         return [*((text, 1.0) for text in texts), *((text, 0.0) for text in negatives)]
     column, labels = columns[0], record[columns[0]]
     if len(columns) > 1 or "score" in column:
-        remedy = "reranking reads one column, `label` or `labels`, with numbers from 0 to 1; remove the other columns"
-        raise _row_error(f"the row has {' and '.join(columns)} in addition to {settings.positive}", remedy)
+        raise _row_error(
+            f"the row has {' and '.join(columns)} in addition to {settings.positive}",
+            "reranking reads one column, `label` or `labels`, with numbers from 0 to 1; remove the other columns",
+        )
     if negatives:
         named = ", ".join(find_negative_columns(record, settings))
         raise _row_error(

@@ -82,8 +82,13 @@ def read_table(
             remedy = _separator_remedy(cells, separator, len(columns)) or "correct the row"
             yield position, InputError(f"{problem}; {remedy}")
         else:
-            named = zip(columns, cells, strict=True)
-            yield position, {name: cell if cell != "" or name == settings.text else None for name, cell in named}
+            yield (
+                position,
+                {
+                    name: cell if cell != "" or name == settings.text else None
+                    for name, cell in zip(columns, cells, strict=True)
+                },
+            )
 
 
 def _read_header(
@@ -322,12 +327,11 @@ def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
                 if "context" not in paragraph:
                     raise _squad_format_error(part, "a paragraph has no key `context`")
                 number += 1
-                position = RowPosition(number)
                 if isinstance(question, dict):
-                    yield position, {"context": paragraph["context"], **question}
+                    yield RowPosition(number), {"context": paragraph["context"], **question}
                 else:
                     problem = f"each question must be an object, but one is {short_repr(question)}; correct it"
-                    yield position, InputError(problem)
+                    yield RowPosition(number), InputError(problem)
 
 
 def _read_list(part: RowPart, value: Any, key: str, owner: str) -> list[Any]:

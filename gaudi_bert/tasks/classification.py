@@ -176,8 +176,7 @@ class TokenClassification(Task):
 
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
         both = chunks(right), chunks(guesses)
-        of_entities = {name: float(score(*both, zero_division=0)) for name, score in scores.items()}
-        return {**of_entities, "accuracy": accuracy}
+        return {**{name: float(score(*both, zero_division=0)) for name, score in scores.items()}, "accuracy": accuracy}
 
     def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the predicted entities of each row, as `{"tags": [{"start", "end", "tag", "score"}]}`. Words with the tag

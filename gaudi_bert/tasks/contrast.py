@@ -119,8 +119,7 @@ def in_batch_negatives_loss(
     if symmetric:
         # The symmetric loss also compares each positive with all anchors. If a positive must not be a negative of an anchor,
         # the anchor must not be a negative of this positive either. So use the same scores in both directions.
-        backward_scores_MM = scores_MC[:, :rows].T
-        backward, by_backward_MM = _cross_entropy_of_diagonal(backward_scores_MM)
+        backward, by_backward_MM = _cross_entropy_of_diagonal(scores_MC[:, :rows].T)
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
         by_scores_MC[:, :rows] += 0.5 * by_backward_MM.T
     unit_gradient_NH = np.zeros_like(units_NH)

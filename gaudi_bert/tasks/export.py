@@ -96,15 +96,16 @@ def _build_files(weights: Weights, config: BertConfig, vocabulary: Path | None) 
         files["vocab.txt"] = read_file(vocabulary)
         settings = _get_run_folder(weights) / "settings.yaml"
         if weights.kind == "gaudi-bert" and settings.is_file():
-            tokenizer = {
-                "tokenizer_class": "BertTokenizer",
-                "do_lower_case": load_pipeline(settings).prepare.lower_case,
-                "model_max_length": config.max_position_embeddings,
-            }
-            files["tokenizer_config.json"] = _encode_json(tokenizer)
-    values = {name: value for name, value in config.to_json().items() if name != "attention"}
-    known = {"architectures": ["BertForPreTraining"], "model_type": "bert", "pad_token_id": 0}
-    return {**files, _CONFIG: _encode_json({**known, **values})}
+            files["tokenizer_config.json"] = _encode_json(
+                {
+                    "tokenizer_class": "BertTokenizer",
+                    "do_lower_case": load_pipeline(settings).prepare.lower_case,
+                    "model_max_length": config.max_position_embeddings,
+                }
+            )
+    content = {"architectures": ["BertForPreTraining"], "model_type": "bert", "pad_token_id": 0}
+    content |= {name: value for name, value in config.to_json().items() if name != "attention"}
+    return {**files, _CONFIG: _encode_json(content)}
 
 
 def _encode_json(value: dict[str, Any]) -> bytes:

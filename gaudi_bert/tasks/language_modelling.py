@@ -68,8 +68,10 @@ class MaskedLanguageModelling(Task):
             self._kept_masks = mask_key, sequences, masks  # keep the masks of all sequences until the next epoch
         is_masked, changed_ids = self._kept_masks[2]
         slots = _max_masked_tokens(batch.shape.length, batch.shape.depth, fraction)
-        features = _gather_masked_tokens(batch.scatter_token_values(is_masked), batch.scatter_token_values(ids), slots)
-        return {**features, "input_ids": batch.scatter_token_values(changed_ids)}
+        return {
+            **_gather_masked_tokens(batch.scatter_token_values(is_masked), batch.scatter_token_values(ids), slots),
+            "input_ids": batch.scatter_token_values(changed_ids),
+        }
 
 
 class CausalLanguageModelling(Task):
@@ -137,13 +139,12 @@ class WordTargets:
         ids_BL, numbers_BL = (np.stack([pack[name] for pack in packs]) for name in ("input_ids", "sequence_ids"))
         ids_BL, numbers_BL = ids_BL.astype(np.int32), numbers_BL.astype(np.int32)
         positions_BL = np.stack([pack["position_ids"] for pack in packs]).astype(np.int32) * (numbers_BL > 0)
-        segments = [pack.get("token_type_ids") for pack in packs]
-        given = [each for each in segments if each is not None]
+        segments = [pack["token_type_ids"] for pack in packs if "token_type_ids" in pack]
         counts_B = np.array([len(pack["seq_lens"]) for pack in packs])
         batch: Batch = {
             "input_ids": ids_BL,
             "input_mask": numbers_BL,
-            "segment_ids": np.stack(given).astype(np.int32) if given else np.zeros_like(ids_BL),
+            "segment_ids": np.stack(segments).astype(np.int32) if segments else np.zeros_like(ids_BL),
             "positions": positions_BL,
             "sequence_weights": (np.arange(depth) < counts_B[:, np.newaxis]).astype(np.float32),
         }
@@ -169,8 +170,8 @@ class WordTargets:
         )
         is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
         is_masked_BL[real_BL], changed_BL[real_BL] = masks
-        features = _gather_masked_tokens(is_masked_BL, ids_BL, _max_masked_tokens(length, depth, self.masked_fraction))
-        return {**batch, **features, "input_ids": changed_BL}
+        slots = _max_masked_tokens(length, depth, self.masked_fraction)
+        return {**batch, **_gather_masked_tokens(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
 
 
 # --- masks: which tokens are predicted, and what the model sees instead of them

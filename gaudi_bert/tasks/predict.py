@@ -106,19 +106,28 @@ def predict(
         described = read_task_description(path)
         name = changes.get("name", described.task)
         if name != described.task:
-            problem = f"{path} was fine-tuned for {described.task}; remove the setting, or fine-tune another model"
-            raise InputError(f"task.name = {name}: {problem}")
+            raise InputError(
+                f"task.name = {name}: {path} was fine-tuned for {described.task}; remove the setting, or fine-tune another "
+                "model"
+            )
         # The settings that are stored with the model may include some that do not apply to its task. So check only the
         # settings that the user passed.
         settings = described.settings.copy_with_user_settings(changes)
         check_settings_apply(described.task, settings)
         check_long_row_policy(described.task, settings)
         if options.group_by is not None:
-            conflicts = {"--on-bad-row skip": settings.on_bad_row == "skip", "--out -": out == STANDARD_OUTPUT}
-            check_option_combination({"--group-by": options.group_by, **conflicts})
+            check_option_combination(
+                {
+                    "--group-by": options.group_by,
+                    "--on-bad-row skip": settings.on_bad_row == "skip",
+                    "--out -": out == STANDARD_OUTPUT,
+                }
+            )
             if described.task != "reranking":
-                problem = f"the option applies only to reranking, not to {described.task}; remove the option"
-                raise InputError(f"--group-by {options.group_by}: {problem}")
+                raise InputError(
+                    f"--group-by {options.group_by}: the option applies only to reranking, not to {described.task}; remove "
+                    "the option"
+                )
         check_first_row(rows_file, described.task, settings)
         task = described.make_task(settings)
         loaded = load_task_model(described, task, options)
@@ -151,9 +160,8 @@ def predict(
 
         signature = rows.make_signature("predict", chosen, loaded.identity)
         with open_prediction_output(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as output:
-            _predict_windows(rows, loaded, output, lines, lambda why: _encode_json_line({"error": why}))
-            output.finish(None if options.group_by is None else _write_ranked_documents)
-        return output.make_result()
+            convert = None if options.group_by is None else _write_ranked_documents
+            return _write_predictions(rows, loaded, output, lines, lambda why: _encode_json_line({"error": why}), convert)
 
 
 @contextmanager
@@ -325,18 +333,21 @@ def _suggest_transformers_on_error(path: Path) -> Iterator[None]:
         reason = str(error).removesuffix(f"; {NO_PACKS_REMEDY}")
         if reason == str(error):
             raise
-        way_on = "run it with transformers or sentence-transformers, with one text per row"
-        raise InputError(f"{path}: {reason}; {way_on}") from error
+        raise InputError(
+            f"{path}: {reason}; run it with transformers or sentence-transformers, with one text per row"
+        ) from error
 
 
-def _predict_windows(
+def _write_predictions(
     rows: RowSource,
     loaded: LoadedModel,
     output: PredictionStream,
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
-) -> None:
+    convert: Callable[[Path, BinaryIO], None] | None,
+) -> StreamResult:
     """Compute and write the predictions of all rows that have no prediction yet, one window of consecutive rows at a time.
+    Then complete the output, and return the numbers of rows and tokens.
 
     Args:
         rows: The rows.
@@ -344,6 +355,8 @@ def _predict_windows(
         output: The destination of the predictions.
         encode: Turns the outputs for the sequences of some rows into the bytes to write for each row.
         encode_problem: Returns the bytes to write for a row that cannot be read, given its problem.
+        convert: `convert(partial, handle)` writes the final file from the partial file. None if the partial file is the
+            final file.
 
     Raises:
         InputError: An output is not finite.
@@ -367,6 +380,8 @@ def _predict_windows(
         following = iter(encoded)
         all_rows = (encode_problem(problems[row]) if row in problems else next(following) for row in range(len(window)))
         output.write_window(window, b"".join(all_rows), sequences, plan, len(problems))
+    output.finish(convert)
+    return output.make_result()
 
 
 def _encode_json_line(content: Mapping[str, Any]) -> bytes:
@@ -508,9 +523,8 @@ def embed(
 
         signature = rows.make_signature("embed", chosen, loaded.identity)
         with open_prediction_output(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as output:
-            _predict_windows(rows, loaded, output, encoded, problem)
-            output.finish(None if is_lines else partial(_convert_embeddings, extension, width))
-        return output.make_result()
+            convert = None if is_lines else partial(_convert_embeddings, extension, width)
+            return _write_predictions(rows, loaded, output, encoded, problem, convert)
 
 
 def _convert_embeddings(extension: str, width: int, float32_file: Path, output: BinaryIO) -> None:
@@ -574,8 +588,13 @@ def make_benchmark_batch(rows: int, length: int) -> BatchArrays:
     """
     ids = np.random.default_rng(1).integers(5, _BENCHMARK_CONFIG.vocab_size, (rows, length), np.int32)
     positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-    batch = {"input_ids": ids, "input_mask": np.ones_like(ids), "segment_ids": np.zeros_like(ids), "positions": positions}
-    return {**batch, "sequence_positions": np.zeros((rows, 1), np.int32)}
+    return {
+        "input_ids": ids,
+        "input_mask": np.ones_like(ids),
+        "segment_ids": np.zeros_like(ids),
+        "positions": positions,
+        "sequence_positions": np.zeros((rows, 1), np.int32),
+    }
 
 
 def _measure_time_ratio(models: dict[ComputeDtype, Model], batch: BatchArrays) -> float:

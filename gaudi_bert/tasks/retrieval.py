@@ -108,9 +108,8 @@ class Embedding(Task):
             return compute_correlations(_compute_row_cosines(vectors, table), scores)
         queries, documents, query_of_row, answer_of_row = _build_retrieval_evaluation(table)
         pairs = np.unique(query_of_row * len(documents) + answer_of_row)
-        bounds = np.arange(1, len(queries)) * len(documents)
-        answers = np.split(pairs % len(documents), np.searchsorted(pairs, bounds))
-        return compute_search_metrics(vectors[queries], vectors[documents], answers)
+        bounds = np.searchsorted(pairs, np.arange(1, len(queries)) * len(documents))
+        return compute_search_metrics(vectors[queries], vectors[documents], np.split(pairs % len(documents), bounds))
 
     def make_labelled_predictions(
         self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]

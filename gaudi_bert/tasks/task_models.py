@@ -328,8 +328,10 @@ def read_task_description(path: Path) -> TaskDescription:
     if name.endswith("ForSequenceClassification"):
         cross_encoder = read_cross_encoder_settings(path, values)
     if values.id2label and values.num_labels not in (None, len(values.id2label)):
-        problem = f"num_labels is {values.num_labels}, but id2label has {format_count(len(values.id2label), 'label')}"
-        raise InputError(f"{file}: {problem}; correct one of the two values")
+        raise InputError(
+            f"{file}: num_labels is {values.num_labels}, but id2label has {format_count(len(values.id2label), 'label')}; "
+            "correct one of the two values"
+        )
     is_reranker = cross_encoder is not None and len(labels) == 1
     task = own.task or ("reranking" if is_reranker else _infer_task(name, values.problem_type, labels, path))
     if task in TASKS_WITH_LABELS:

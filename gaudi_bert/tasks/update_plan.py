@@ -121,11 +121,12 @@ class RowStream:
         """Return the rows of the updates `first_update` to `end_update` - 1 in one array, update by update."""
         each, begin = len(self.rows), first_update * self.batch_rows
         end = min(end_update * self.batch_rows, self.epochs * each)
-        parts = [
-            _order_epoch_rows(self, epoch)[max(begin - epoch * each, 0) : end - epoch * each]
-            for epoch in range(begin // each, -(-end // each))
-        ]
-        return np.concatenate(parts)
+        return np.concatenate(
+            [
+                _order_epoch_rows(self, epoch)[max(begin - epoch * each, 0) : end - epoch * each]
+                for epoch in range(begin // each, -(-end // each))
+            ]
+        )
 
     def find_distinct_sequences(self, first_update: int, end_update: int) -> SequenceGroups:
         """Return the distinct sequences of each of the updates `first_update` to `end_update` - 1, as one group per update.
