@@ -16,13 +16,12 @@ SEQUENCES = Sequences(
     input_ids=np.array([11, 12, 21, 22, 23, 31, 41, 42, 43], np.int32),
     segment_ids=np.array([0, 1, 0, 0, 1, 0, 0, 1, 1], np.int8),
 )
-PACKS = SampledPacks(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
+PACKED = PackedSequences(SEQUENCES, SampledPacks(np.array([3, 0, 2, 1]), np.array([0, 2, 4])))
+BATCH = PACKED.build_batch(np.array([1, 0]), BatchShape(3, 7, 2))
 
 
 def test_a_batch_spelt_out() -> None:
-    batch = PackedSequences(SEQUENCES, PACKS).build_batch(np.array([1, 0]), BatchShape(3, 7, 2))
-    found = {name: values.tolist() for name, values in batch.features().items()}
-    assert found == {
+    assert {name: values.tolist() for name, values in BATCH.features().items()} == {
         "input_ids": [[31, 21, 22, 23, 0, 0, 0], [41, 42, 43, 11, 12, 0, 0], [0] * 7],
         "input_mask": [[1, 2, 2, 2, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0], [0] * 7],
         "segment_ids": [[0, 0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0, 0], [0] * 7],
@@ -34,17 +33,15 @@ def test_a_batch_spelt_out() -> None:
 
 
 def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
-    batch = PackedSequences(SEQUENCES, PACKS).build_batch(np.array([1, 0]), BatchShape(3, 7, 2))
     of_sequences = np.array([[[2.0], [1.0]], [[3.0], [0.0]], [[-1.0], [-1.0]]])
     out = np.full((4, 1), np.nan)
-    batch.scatter_outputs(of_sequences, out, per_token=False)
+    BATCH.scatter_outputs(of_sequences, out, per_token=False)
     assert out[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
     tokens = np.full((9, 1), np.nan)
-    ids_BL1 = batch.features()["input_ids"][:, :, np.newaxis].astype(np.float64)
-    batch.scatter_outputs(ids_BL1, tokens, per_token=True)
+    BATCH.scatter_outputs(BATCH.features()["input_ids"][:, :, np.newaxis].astype(np.float64), tokens, per_token=True)
     assert tokens[:, 0].tolist() == SEQUENCES.input_ids.tolist()
 
 
 def test_no_packs_are_an_empty_batch() -> None:
-    batch = PackedSequences(SEQUENCES, PACKS).build_batch(np.zeros(0, np.int64), BatchShape(2, 7, 3))
-    assert all(not values.any() for values in batch.features().values())
+    empty = PACKED.build_batch(np.zeros(0, np.int64), BatchShape(2, 7, 3))
+    assert all(not values.any() for values in empty.features().values())

@@ -48,8 +48,7 @@ def texts_of(path: Path, part_bytes: int = 1 << 20, column: str = "text") -> lis
 )
 def test_parts_of_any_size_hold_every_line_once(tmp_path_factory, lines, part_bytes: int, end: str, last_end: bool) -> None:
     path = tmp_path_factory.mktemp("lines") / "text.txt"
-    content = "x" + end + end.join(lines) + (end if last_end else "")
-    path.write_bytes(content.encode("utf-8"))
+    path.write_bytes(f"x{end}{end.join(lines)}{end if last_end else ''}".encode())
     assert texts_of(path, part_bytes) == ["x", *(line for line in lines if line.encode("utf-8").strip())]
 
 

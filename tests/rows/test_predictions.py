@@ -13,8 +13,7 @@ from tests.builders.agree import agree
 
 
 def test_tags_are_entities_with_their_characters() -> None:
-    labels = ("O", "B-x", "I-x", "B-y")
-    task = import_task_class("token-classification")(TaskSettings(), labels)
+    task = import_task_class("token-classification")(TaskSettings(), ("O", "B-x", "I-x", "B-y"))
     rows = [
         TaggedRow(RowPosition(1), ("New", "York", "is", "x"), ("B-x", "I-x", "O", "B-y")),
         TaggedRow(RowPosition(2), ("Rome",), ("B-y",)),

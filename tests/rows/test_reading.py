@@ -90,8 +90,10 @@ def test_rows_of_a_file(
 
 def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [["x"], []]}), tmp_path / "x.parquet")
-    rows = rows_of(tmp_path / "x.parquet", "multi-label")
-    assert rows == [TextRow(RowPosition(1), "a", None, ("x",)), TextRow(RowPosition(2), "b", None, ())]
+    assert rows_of(tmp_path / "x.parquet", "multi-label") == [
+        TextRow(RowPosition(1), "a", None, ("x",)),
+        TextRow(RowPosition(2), "b", None, ()),
+    ]
     parquet.write_table(pyarrow.table({"input_ids": [[5, 6], [7]]}), tmp_path / "ids.parquet")
     assert rows_of(tmp_path / "ids.parquet", "masked-language-modelling") == [
         IdsRow(RowPosition(1), (5, 6)),

@@ -91,8 +91,7 @@ def test_a_folder_is_read_as_transformers_reads_it(name: str, tmp_path: Path) ->
     save_tokenizer(opened, copied, 17)
     again = open_tokenizer(copied)
     assert (again.sha256, ours(again, pairs)) == (opened.sha256, expected)
-    config = {"model_type": KINDS[name].model_type}
-    (copied / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (copied / "config.json").write_text(json.dumps({"model_type": KINDS[name].model_type}), encoding="utf-8")
     library = transformers.AutoTokenizer.from_pretrained(copied)
     assert theirs(library, pairs) == expected
     assert theirs(library) == ours(again)

@@ -136,12 +136,12 @@ def test_rows_of_every_kind_lose_their_beginning(folder: Path, tokenizer: RowTok
     left = replace(tokenizer, settings={**tokenizer.settings, "truncation_side": "left"})
     words = ("The", "river", "unable", "flows", "north", "and", "south", "over", "unable", "hill")
     tags = tokenized([TaggedRow(RowPosition(1), words)], left, "token-classification", 8, **cut)
-    encoded = theirs(list(words), is_split_into_words=True, truncation=True, max_length=8)
-    assert tags.input_ids.tolist() == encoded["input_ids"]
+    assert (
+        tags.input_ids.tolist() == theirs(list(words), is_split_into_words=True, truncation=True, max_length=8)["input_ids"]
+    )
     # [CLS] and [SEP] are of no word, and the second piece of a word does not represent it.
     assert tags.words.tolist() == [-1, 5, 6, 7, 8, -1, 9, -1]
-    row = QuestionRow(RowPosition(1), "a", "what flows", CONTEXT)
-    answers = tokenized([row], left, "question-answering", 15, **cut)
+    answers = tokenized([QuestionRow(RowPosition(1), "a", "what flows", CONTEXT)], left, "question-answering", 15, **cut)
     assert answers.input_ids.tolist() == theirs("what flows", CONTEXT, truncation="only_second", max_length=15)["input_ids"]
     language = tokenized([TextRow(RowPosition(1), CONTEXT)], left, "masked-language-modelling", 11, **cut)
     assert language.input_ids.tolist() == theirs(CONTEXT, truncation=True, max_length=11)["input_ids"]
@@ -168,8 +168,11 @@ def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, toke
     found = tokenized(rows, tokenizer, "token-classification", most, too_long="window", stride=stride)
     assert found.lengths.max() <= most
     own = found.row[np.repeat(np.arange(len(found)), found.lengths)]
-    with_pieces = [place for place, word in enumerate(words) if word != "\u200d"]
-    assert sorted(found.words[(own == 0) & (found.words >= 0)].tolist()) == with_pieces
+    assert sorted(found.words[(own == 0) & (found.words >= 0)].tolist()) == [
+        place
+        for place, word in enumerate(words)
+        if word != "\u200d"  # which has no token
+    ]
     names = collect_label_names(rows, "token-classification")
     for word, target, row in zip(found.words, found.target, own, strict=True):
         if word < 0:

@@ -111,8 +111,11 @@ def test_planted_faults_of_tensorflow() -> None:
 
     with tf.Graph().as_default():
         graph = tf.function(hidden, autograph=False).get_concrete_function(tf.TensorSpec([4], tf.float32)).graph
-    faults = {("dynamic shape", "Unique"), ("double precision", "Cast"), ("host call", "EagerPyFunc")}
-    assert faults <= tensorflow_problems([graph])
+    assert tensorflow_problems([graph]) >= {
+        ("dynamic shape", "Unique"),
+        ("double precision", "Cast"),
+        ("host call", "EagerPyFunc"),
+    }
 
 
 @WITHOUT_PYTORCH

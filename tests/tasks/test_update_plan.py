@@ -88,8 +88,7 @@ def test_updates_need_as_many_tokens_and_little_padding(rows: int, contexts: int
     sequences, starts = stream.find_distinct_sequences(0, complete)
     tokens = np.add.reduceat(stream.lengths[sequences], starts[:-1])
     assert tokens.max() <= 1.03 * tokens.mean()
-    within_one_epoch = tokens[: rows // batch_rows]
-    assert np.ptp(within_one_epoch) <= 2
+    assert np.ptp(tokens[: rows // batch_rows]) <= 2, "within an epoch"
     shape = choose_update_shape(stream, max_micro_batch_packs=999, processes=1, hidden_size=384, longest=512)
     assert tokens.sum() >= (0.94 if batch_rows == 32 else 0.98) * complete * shape.pack_count * shape.batch.length
 
