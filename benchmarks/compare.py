@@ -26,7 +26,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
 from gaudi_bert.packing.heuristics import _shuffle_lengths
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.reporting.estimate import _read_histogram, list_bundled_histograms, parse_depth
+from gaudi_bert.reporting.estimate import _read_histogram, list_bundled_histograms, parse_packing_depth
 
 OURS = ("optimal", "nnls", "lpfhp")
 SEED = 12345
@@ -61,7 +61,9 @@ def compare(source: str, depth: str) -> Comparison:
     """
     histogram = _read_histogram(source, Reporter(quiet=True))
     lengths = _shuffle_lengths(histogram.counts, SEED)
-    listed = ListedLengths(lengths, lengths, histogram, resolve_depth(parse_depth(depth), histogram.max_sequence_length))
+    listed = ListedLengths(
+        lengths, lengths, histogram, resolve_depth(parse_packing_depth(depth), histogram.max_sequence_length)
+    )
     lengths = np.repeat(np.arange(1, 17, dtype=np.int32), np.arange(1, 17))
     few = ListedLengths(lengths, lengths, Histogram(16, np.arange(1, 17)), 3)
     bounds: list[int] = []

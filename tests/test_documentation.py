@@ -20,7 +20,7 @@ import yaml
 
 from gaudi_bert.cli.main import app
 from gaudi_bert.cli.output import EXAMPLES
-from gaudi_bert.config.bundled import create_pipeline_text
+from gaudi_bert.config.bundled import fill_pipeline_file_template
 from gaudi_bert.config.pipeline import build_pipeline_json_schema
 from tests.builders.pages import PAGES, ROOT, blocks, name
 
@@ -153,8 +153,8 @@ def test_the_schema_of_pipeline_files_is_current_and_takes_all_that_we_ship(repo
     files = sorted((repository / "pipelines").glob("*.yaml"))
     texts = [
         *(path.read_text(encoding="utf-8") for path in files),
-        create_pipeline_text("wiki"),
-        create_pipeline_text("retrieval"),
+        fill_pipeline_file_template("wiki"),
+        fill_pipeline_file_template("retrieval"),
     ]
     assert len(texts) > 7
     for text in texts:

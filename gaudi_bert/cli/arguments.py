@@ -50,16 +50,16 @@ Pipeline = Annotated[
 ]
 
 
-def _silence_compiler_messages(requested: bool) -> bool:
-    """If JSON output was requested, suppress messages about the compilation of kernels. Return `requested` unchanged."""
-    if requested:
+def _silence_compiler_for_json(is_json_requested: bool) -> bool:
+    """If JSON output was requested, suppress messages about the compilation of kernels. Return the argument unchanged."""
+    if is_json_requested:
         os.environ["GAUDI_BERT_QUIET"] = "1"
-    return requested
+    return is_json_requested
 
 
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print the result as one JSON object, for programs.", callback=_silence_compiler_messages),
+    typer.Option("--json", help="Print the result as one JSON object, for programs.", callback=_silence_compiler_for_json),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print the algorithm and the number of masked slots.")]
 Overwrite = Annotated[
@@ -208,30 +208,35 @@ def add_settings_options(section: str, *names: str, **keys: str) -> Callable[[Ca
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
         own = [each for each in signature(command, eval_str=True).parameters.values() if each.name != "options"]
-        command.complete = partial(_add_options, command, own, section, names, keys)  # type: ignore[attr-defined]
+        command.complete = partial(_make_command_with_options, command, own, section, names, keys)  # type: ignore[attr-defined]
         command.__signature__ = Signature(own)  # type: ignore[attr-defined]
         return command
 
     return with_options
 
 
-def _add_options(
-    command: Callable[..., None], own: Sequence[Parameter], section: str, names: Sequence[str], keys: Mapping[str, str]
+def _make_command_with_options(
+    command: Callable[..., None],
+    other_parameters: Sequence[Parameter],
+    section: str,
+    option_names: Sequence[str],
+    keys_by_option: Mapping[str, str],
 ) -> Callable[..., None]:
     """Return a command with additional options for keys of a settings section. Required options are listed first.
 
     Args:
         command: The function of the command, which has a parameter `options`.
-        own: The other parameters of the command.
+        other_parameters: The other parameters of the command.
         section: The class of the section, as in `add_settings_options`.
-        names: The keys that are also names of options, as in `add_settings_options`.
-        keys: The keys of options with another name, as in `add_settings_options`.
+        option_names: The names of options that have the same name as their key.
+        keys_by_option: The key of each option that has another name than its key.
     """
     from gaudi_bert.config.values import extract_types, find_field
 
     module, _, name = section.partition(":")
     settings = getattr(import_module(module), name)
-    expected = {name: name for name in names or (() if keys else settings.model_fields)} | dict(keys)
+    expected = {name: name for name in option_names or (() if keys_by_option else settings.model_fields)}
+    expected |= keys_by_option
     fields: dict[str, Any] = {option: find_field(settings, key.split(".")) for option, key in expected.items()}
     if None in fields.values():
         raise KeyError(f"{section} has no keys for {[option for option, field in fields.items() if field is None]}")
@@ -252,9 +257,9 @@ def _add_options(
         command(options=options, **values)
 
     listed = [
-        *(each for each in own if each.default is Parameter.empty),
+        *(each for each in other_parameters if each.default is Parameter.empty),
         *(_make_option(option, field) for option, field in fields.items()),
-        *(each for each in own if each.default is not Parameter.empty),
+        *(each for each in other_parameters if each.default is not Parameter.empty),
     ]
     call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in listed}

@@ -89,7 +89,7 @@ def prepare(
         arguments.make_stage_run(shard, workers=workers, overwrite=overwrite),
         pipeline_folder=Path(),
     )
-    following = output.quote_command("pack", out / "train", "--out", "packed/", "--verify")
+    following = output.join_shell_words(("pack", out / "train", "--out", "packed/", "--verify"))
     output.print_result(result, json, next_command=following if shard is None else None)
 
 
@@ -124,7 +124,7 @@ def tokenize(
 
     settings = section_from_options(TokenizeSettings, options, max_sequence_length=max_sequence_length)
     result = tokenize_texts(text, tokenizer, out, settings, arguments.make_stage_run(shard, overwrite=overwrite))
-    following = output.quote_command("pack", out, "--out", "packed/") if shard is None else None
+    following = output.join_shell_words(("pack", out, "--out", "packed/")) if shard is None else None
     output.print_result(result, json, next_command=following)
 
 
@@ -146,7 +146,7 @@ def histogram(
         arguments.make_stage_run(shard, workers=workers, overwrite=overwrite),
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
     )
-    following = output.quote_command("plan", out, "--out", out.with_name("plan.json"))
+    following = output.join_shell_words(("plan", out, "--out", out.with_name("plan.json")))
     output.print_result(result, json, next_command=following if shard is None else None)
 
 
@@ -172,7 +172,7 @@ def plan(
     # files.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan_packs(counted, out, settings, run)
-    following = f"write RECORDS {output.quote_command('--plan', out, '--out', 'packed/')}"
+    following = f"write RECORDS {output.join_shell_words(('--plan', out, '--out', 'packed/'))}"
     output.print_result(planned, json, planned.format_lines(verbose=verbose), following)
 
 
@@ -199,7 +199,7 @@ def write(
     run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
     source = arguments.join_expanded_pattern(records)
     written = write.write_packed_records(source, plan, out, run, shards=_parse_shard_overrides(set_, plan))
-    following = output.quote_command("verify", source, out) if shard is None else None
+    following = output.join_shell_words(("verify", source, out)) if shard is None else None
     output.print_result(written, json, written.format_lines(out=out, verbose=verbose), following)
 
 
@@ -265,7 +265,7 @@ def pack(
         check_option_combination({"--shard": shard, "--verify": verify})
         run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
         result = pack_table(source, out, _make_table_settings(source, options, set_), run, verify=verify)
-        train = f"{output.quote_command('train', '--data', out, '--out', 'run/')} --model MODEL"
+        train = f"{output.join_shell_words(('train', '--data', out, '--out', 'run/'))} --model MODEL"
         output.print_result(
             result, json, result.format_lines(out=out, verbose=verbose), None if shard is not None else train
         )
@@ -287,7 +287,7 @@ def pack(
         verify=verify,
     )
     output.print_result(
-        packed, json, packed.format_lines(out, verbose), output.quote_command("train", "--data", out, "--out", "run/")
+        packed, json, packed.format_lines(out, verbose), output.join_shell_words(("train", "--data", out, "--out", "run/"))
     )
 
 
@@ -347,7 +347,7 @@ def verify(
     from gaudi_bert.tfrecords import verify
 
     result = verify.verify_records(source, packed, run)
-    following = output.quote_command("train", "--data", packed, "--out", "run/") if shard is None else None
+    following = output.join_shell_words(("train", "--data", packed, "--out", "run/")) if shard is None else None
     output.print_result(result, json, next_command=following)
 
 

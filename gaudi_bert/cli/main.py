@@ -79,7 +79,10 @@ class _Commands(output.Commands):
         """Run the command. If it is interrupted, raise a StoppedError, because typer would use its own exit code."""
 
         def find_message() -> str:
-            """Return the message for a stopped command. The name of the command is known after it has been started."""
+            """Return the message that is printed if a signal stops the command. It says whether the command can be resumed.
+
+            Call this function only when the command is stopped, because typer sets the name of the subcommand late.
+            """
             return "stopped" if ctx.invoked_subcommand in _COMMANDS_WITHOUT_RESUME else _STOPPED
 
         try:
@@ -185,7 +188,7 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
         # Stages do not catch every operating system error. For example, a failing disk may cause an error that is first
         # caught here. Report such errors in one line.
         if error.filename is None and error.errno == errno.ENOSPC:
-            _exit_with_error(_full_output_error(error))
+            _exit_with_error(_stdout_write_error(error))
         kind = InputError if error.errno in WRONG_PATH_ERRORS else FailedError
         _exit_with_error(
             kind(f"{error.filename or 'this machine'}: {error.strerror or error}; check the path and the machine")
@@ -193,7 +196,7 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError as error:
-        _exit_with_error(_full_output_error(error))
+        _exit_with_error(_stdout_write_error(error))
     sys.exit(code)
 
 
@@ -246,10 +249,10 @@ def _usage_error(error: Any) -> InputError:
     return InputError(f"{message}{'' if message.endswith('?') else ';'} see: {command} --help")
 
 
-def _full_output_error(error: OSError) -> InputError:
+def _stdout_write_error(error: OSError) -> InputError:
     """Return the error to report if standard output cannot be written, and set `sys.stdout` to None.
 
-    Otherwise, Python would try to write to standard output again at exit.
+    If `sys.stdout` kept its value, Python would try to write to standard output again at exit.
     """
     sys.stdout = None
     return InputError(

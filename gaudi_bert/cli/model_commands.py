@@ -49,10 +49,10 @@ def train(
     run_options: RunOptions = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
     if is_table:
         result: object = tables.train_on_table(settings, data, other_model, evaluation_data, out, **run_options)
-        following = output.quote_command("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
+        following = output.join_shell_words(("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy"))
     else:
         result = records.train(settings, data, evaluation_data, out, **run_options)
-        following = output.quote_command("export", "--checkpoint", out, "--out", "model/")
+        following = output.join_shell_words(("export", "--checkpoint", out, "--out", "model/"))
     output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 
@@ -108,7 +108,7 @@ def export(
     from gaudi_bert.tasks import export
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
-    following = "finetune --task classification --data train.jsonl --out tuned/ " + output.quote_command("--model", out)
+    following = "finetune --task classification --data train.jsonl --out tuned/ " + output.join_shell_words(("--model", out))
     output.print_result(result, json, next_command=following)
 
 
@@ -172,7 +172,7 @@ def finetune(
         dry_run=dry_run,
     )
     use, file = ("embed", "vectors.npy") if settings.task.name == "embedding" else ("predict", "answers.jsonl")
-    following = output.quote_command(use, "--model", out, "--data", "new.jsonl", "--out", file)
+    following = output.join_shell_words((use, "--model", out, "--data", "new.jsonl", "--out", file))
     output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -214,6 +214,6 @@ def print_result(
         typer.echo(f"Next: gaudi-bert {next_command}")
 
 
-def quote_command(*words: object) -> str:
+def join_shell_words(words: Iterable[object]) -> str:
     """Join the words of a command into one line, and quote words with special characters for the shell."""
-    return " ".join(shlex.quote(str(word)) for word in words)
+    return shlex.join(map(str, words))

@@ -87,7 +87,7 @@ def run(
         requested = [name.strip() for name in stages.split(",") if name.strip()]
     names = select_stages(settings, requested)
     how = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
-    _check_stages_allow_launcher(on, names, how.part)
+    _check_several_processes_allowed(on, names, how.part)
     if dry_run:
         _print_dry_run(
             settings, names, WorkFolder.from_settings(settings, work, pipeline.parent), pipeline, on, verbose, json
@@ -133,16 +133,21 @@ def _run_and_print(
         output.print_result(results, json, lines, shared=run.options.part is None)
 
 
-def _check_stages_allow_launcher(runner: str, stages: Sequence[str], part: tuple[int, int] | None) -> None:
-    """If a launcher such as mpirun has started several processes, check that these stages can share their work among them.
+def _check_several_processes_allowed(runner: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
+    """If a launcher such as mpirun has started several processes, check that they can run the stages together.
 
-    With `--shard`, each process does its own part.
+    With `--shard`, each process does its own part, so nothing is checked.
+
+    Args:
+        runner: Where the stages run: `local`, `docker` or `kubernetes`.
+        stages: The names of the stages.
+        shard: The number of the part that this process does and the number of parts, or None without `--shard`.
 
     Raises:
         InputError: Several processes would run the same stage, each of them completely.
     """
     launch = detect_launcher()
-    if launch is None or launch.size == 1 or part is not None:
+    if launch is None or launch.size == 1 or shard is not None:
         return
     started = f"{launch.launcher} started {launch.size} processes"
     if runner != "local":
@@ -240,14 +245,14 @@ def init(
 ) -> None:
     """Write a new pipeline file with the keys that most users change. `init retrieval` writes one for embedding models."""
     from gaudi_bert.common.files import write_text
-    from gaudi_bert.config.bundled import create_pipeline_text
+    from gaudi_bert.config.bundled import fill_pipeline_file_template
     from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 
     section_from_mapping(PipelineSettings, {"name": name}, "the command line", {"name": name})
     path = Path(f"{name}.yaml")
     if path.exists():
         raise InputError(f"{path}: the file already exists; choose another name, or remove it")
-    write_text(path, create_pipeline_text(name))
+    write_text(path, fill_pipeline_file_template(name))
     typer.echo(f"Wrote {path}; its first lines explain what to change")
     if not os.environ.get(ONLY_RESULT_VARIABLE):
         typer.echo(f"Next: gaudi-bert run {path} --dry-run")
@@ -361,16 +366,16 @@ def doctor(
     from gaudi_bert.runners.doctor import examine_cluster, examine_host, examine_store
 
     settings = arguments.load_pipeline_settings(pipeline, set_)
-    facts: dict[str, Any] = {}
+    host: dict[str, Any] = {}
     if store is not None:
         results = [examine_store(store, settings)]
     elif cluster:
         results = examine_cluster(settings, Reporter())
     else:
-        results, facts = examine_host(settings)
+        results, host = examine_host(settings)
     failed = [result for result in results if result.verdict == "failed"]
     output.print_result(
-        {"ready": not failed, "findings": [result.as_json() for result in results], **facts},
+        {"ready": not failed, "findings": [result.as_json() for result in results], **host},
         json,
         [str(result) for result in results],
     )

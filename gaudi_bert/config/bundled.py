@@ -29,14 +29,14 @@ def find_pipeline_file(path: Path) -> Path:
     return bundled if path.name == str(path) and not path.exists() and bundled.is_file() else path
 
 
-def create_pipeline_text(name: str) -> str:
-    """Return the content of a new pipeline file that contains the keys most users change.
+def fill_pipeline_file_template(pipeline_name: str) -> str:
+    """Return the content of a new pipeline file, which contains the keys that most users change.
 
     Args:
-        name: The name of the pipeline. For the name `retrieval`, the keys are those of an embedding model.
+        pipeline_name: The name of the pipeline. For the name `retrieval`, the keys are those of an embedding model.
     """
-    template = "new-retrieval.yaml" if name == "retrieval" else "new-pipeline.yaml"
-    return read_text(_FOLDER / template).replace("NAME", name)
+    template = "new-retrieval.yaml" if pipeline_name == "retrieval" else "new-pipeline.yaml"
+    return read_text(_FOLDER / template).replace("NAME", pipeline_name)
 
 
 # --- models: the sizes that `train --model` chooses

@@ -42,7 +42,7 @@ from gaudi_bert.config.values import (
 
 
 class PipelineSettings(Settings):
-    """All settings of a pipeline, which a pipeline file contains."""
+    """The contents of a pipeline file: all settings of a pipeline, in sections."""
 
     name: Annotated[
         str,
@@ -104,14 +104,14 @@ class PipelineSettings(Settings):
         return self.training_object_kind == "mpijob"
 
     @property
-    def training_pods_start_ranks(self) -> bool:
+    def training_pods_start_own_processes(self) -> bool:
         """Whether each training pod starts its own processes, which then connect to the processes of the other pods."""
         return self.training_object_kind == "trainjob" or (self.training_object_kind == "job" and self.resources.workers > 1)
 
     @property
     def needs_headless_service(self) -> bool:
         """Whether the training pods need a headless Service to find each other."""
-        return self.has_pretraining and self.training_object_kind == "job" and self.training_pods_start_ranks
+        return self.has_pretraining and self.training_object_kind == "job" and self.training_pods_start_own_processes
 
     @property
     def has_network_policy(self) -> bool:
@@ -119,7 +119,7 @@ class PipelineSettings(Settings):
 
         A policy has no effect on pods that use the network of the node (`kubernetes.efa`), so these have none.
         """
-        together = self.has_pretraining and (self.trains_with_mpijob or self.training_pods_start_ranks)
+        together = self.has_pretraining and (self.trains_with_mpijob or self.training_pods_start_own_processes)
         return together and self.kubernetes.network_policy and not self.kubernetes.efa
 
     @model_validator(mode="after")
@@ -133,7 +133,7 @@ class PipelineSettings(Settings):
     @model_validator(mode="after")
     def _check_training_on_cluster(self) -> PipelineSettings:
         kind = self.training_object_kind
-        if self.training_pods_start_ranks and self.training_image_engine == "tensorflow":
+        if self.training_pods_start_own_processes and self.training_image_engine == "tensorflow":
             raise ValueError(
                 f"kubernetes.training is `{kind}`, but several workers of TensorFlow require an MPIJob; set it to auto"
             )

@@ -263,7 +263,7 @@ class KubernetesSettings(Settings):
 
 
 class DockerSettings(Settings):
-    """How the pipeline runs in Docker containers on one machine. Keys for Gaudi apply only to stages with cards."""
+    """How the pipeline runs in Docker containers on one machine. Keys marked `Gaudi` apply only to runs on accelerators."""
 
     cpus: float | None = Field(None, gt=0, description="largest number of cores per container; default: all")
     runtime: Annotated[str, require_pattern(r"[a-z0-9._-]+", "a runtime that Docker knows: a to z, 0 to 9 and . _ -")] = (

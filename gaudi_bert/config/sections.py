@@ -354,7 +354,7 @@ class FineTuneSettings(LoopSettings):
 
 
 class MlperfSettings(Settings):
-    """The log of an MLPerf submission, which requires the package mlperf-logging."""
+    """Settings of the log file for an MLPerf submission. Writing the log requires the package mlperf-logging."""
 
     log: bool = Field(False, description="write train/mlperf.log")
     organization: str = Field("unnamed", min_length=1, description="organization that submits the result")
@@ -487,7 +487,11 @@ class TaskSettings(Settings):
 
     @property
     def keys_set_by_user(self) -> frozenset[str]:
-        """The keys that the user has set. Unlike keys with default values, they must apply to the data."""
+        """The names of the keys that the user has set.
+
+        A column that the user names must exist in the data, and other keys that the user has set must suit the data. Keys
+        that still have their default are ignored if they do not suit the data.
+        """
         return frozenset(self.model_fields_set) if self._keys_set_by_user is None else self._keys_set_by_user
 
     def copy_with_user_settings(self, values: Mapping[str, Any]) -> TaskSettings:

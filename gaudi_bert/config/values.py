@@ -42,7 +42,7 @@ Engine = Literal["auto", "tensorflow", "pytorch"]
 _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def _parse_bytes(value: object) -> object:
+def _parse_size_in_bytes(value: object) -> int | object:
     """Convert a size such as "1GiB" or "128MB" to a number of bytes. Return any value that is not text unchanged."""
     if not isinstance(value, str):
         return value
@@ -52,7 +52,7 @@ def _parse_bytes(value: object) -> object:
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
-def _parse_kubernetes_quantity(value: object) -> object:
+def _parse_kubernetes_quantity(value: object) -> str:
     """Validate a Kubernetes quantity such as "500m" or "409Gi", and return it as text. Numbers are also accepted."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
@@ -60,14 +60,16 @@ def _parse_kubernetes_quantity(value: object) -> object:
     return text
 
 
-def parse_depth(value: object) -> object:
+def parse_packing_depth(value: object) -> int | Literal["max"]:
     """Validate a depth and return it as an integer, or return "max" unchanged. Text such as "3" is converted.
 
     Raises:
         ValueError: The value is neither `max` nor an integer from 1 to 1,024.
     """
+    if value == "max":
+        return "max"
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
-    if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_DEPTH):
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_DEPTH:
         raise ValueError(f"must be an integer from 1 to {MAX_DEPTH:,}, or `max` for no limit")
     return number
 
@@ -88,7 +90,7 @@ def require_pattern(pattern: str, description: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _parse_delimiter(value: object) -> object:
+def _parse_delimiter(value: object) -> str:
     """Validate a delimiter, and return it as a single character. The names `tab` and `\\t` are accepted for a tab."""
     character = "\t" if value in ("\\t", "tab", "TAB") else value
     if not isinstance(character, str) or len(character) != 1 or character in '"\r\n\0':
@@ -126,22 +128,24 @@ EnvironmentName = Annotated[
     str,
     require_pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, not beginning with a digit"),
 ]
-Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0), WithJsonSchema({"type": ["integer", "string"]})]
+Bytes = Annotated[int, BeforeValidator(_parse_size_in_bytes), Field(gt=0), WithJsonSchema({"type": ["integer", "string"]})]
 MAX_DEPTH = 1024
-Depth = Annotated[Annotated[int, Field(ge=1, le=MAX_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
+Depth = Annotated[Annotated[int, Field(ge=1, le=MAX_DEPTH)] | Literal["max"], BeforeValidator(parse_packing_depth)]
 
 
 _MAX_ROW_LENGTHS = 3
 
 
-def _parse_row_lengths(value: object) -> object:
+def _parse_row_lengths(value: object) -> tuple[int, ...] | Literal["auto"] | None:
     """Convert a list or comma-separated text of row lengths to a tuple of integers. Return `auto` and None unchanged.
 
     Raises:
         ValueError: The value is neither `auto` nor a list of one to three ascending lengths of at least 8.
     """
-    if value is None or value == "auto":
-        return value
+    if value is None:
+        return None
+    if value == "auto":
+        return "auto"
     parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
     listed = parts if isinstance(parts, list | tuple) else ()
     numbers = [int(part) if isinstance(part, int | str) and re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in listed]
@@ -321,7 +325,7 @@ def format_first_problem(
         typed_by_key: For each key that the user typed on the command line, the option with its value. The message begins
             with this text if the key is wrong.
     """
-    problems = [(_find_problem_key(each, values), each) for each in error.errors()]
+    problems = [(_find_invalid_key(each, values), each) for each in error.errors()]
     key, problem = problems[0]
     others = len({other for other, _ in problems}) - 1
     more = f" (and {others} more)" if others else ""
@@ -344,19 +348,19 @@ def format_first_problem(
     return f"{where}: `{shorten(key)}`{value}: {message}{more}"
 
 
-def _find_problem_key(problem: ErrorDetails, values: Any) -> str:
+def _find_invalid_key(error: ErrorDetails, values: Any) -> str:
     """Return the full name of the settings key that caused a pydantic error, such as "packing.depth".
 
     pydantic also appends the name of a type if it tried several types. Such names are left out, because `values` does not
     contain them.
     """
     path: list[str] = []
-    for part in problem["loc"]:
+    for part in error["loc"]:
         is_entry = isinstance(values, list | tuple) and isinstance(part, int)
         if is_entry or (isinstance(values, Mapping) and part in values):
             values = values[part]
             path.append(str(part))
-        elif problem["type"] == "missing":
+        elif error["type"] == "missing":
             path.append(str(part))
     return ".".join(path)
 

@@ -114,7 +114,7 @@ def estimate(
     Raises:
         InputError: The source cannot be read, a depth or algorithm is not valid, or matplotlib is needed and not installed.
     """
-    requested = [parse_depth(depth) for depth in depths]
+    requested = [parse_packing_depth(depth) for depth in depths]
     names = [name.strip() for name in algorithms]
     for name in names:
         check_algorithm_name(name, ESTIMATE_ALGORITHMS)
@@ -141,7 +141,7 @@ def estimate(
     return replace(result, pictures=_draw_pictures(histogram, result, depth, picture, reporter))
 
 
-def parse_depth(depth: str | int) -> str | int:
+def parse_packing_depth(depth: str | int) -> str | int:
     """Convert a depth that the user typed to an integer. Return "max" unchanged.
 
     Raises:

@@ -37,7 +37,7 @@ from gaudi_bert.runners.stage_table import (
     parse_quantity,
     stage_image_name,
 )
-from gaudi_bert.runners.training_processes import build_card_environment
+from gaudi_bert.runners.training_processes import build_accelerator_environment
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -145,7 +145,7 @@ def _build_container_options(
     if with_cards:
         variables |= {
             "HABANA_VISIBLE_DEVICES": settings.docker.visible_devices,
-            **build_card_environment("/tmp/gaudi-bert-recipes"),
+            **build_accelerator_environment("/tmp/gaudi-bert-recipes"),
         }
     memory, cores = int(parse_quantity(pod.memory_limit or pod.memory)), parse_quantity(pod.cpu)
     return {
@@ -166,7 +166,7 @@ def _build_container_options(
         "memswap_limit": memory,
         "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,
         **({"network_mode": "host"} if urls else {}),
-        **(_build_card_options(settings.docker, cores) if with_cards else _build_unprivileged_options(folder, cores)),
+        **(_build_accelerator_options(settings.docker, cores) if with_cards else _build_unprivileged_options(folder, cores)),
         **(
             {"shm_size": int(parse_quantity(resources.shared_memory))}
             if stage_row.runs_model and not resources.cards
@@ -211,7 +211,7 @@ _IMAGE_FOLDERS = [
 
 
 def _build_unprivileged_options(work_folder: Path, cpu_cores: float) -> dict[str, Any]:
-    """Return Docker options for a container that uses no Gaudi cards and runs without root privileges.
+    """Return Docker options for a container that uses no accelerator cards and runs without root privileges.
 
     The container runs as the user of this process. If this user is root, the container runs as the owner of the work folder
     instead. A local work folder is created if it does not exist, because the Docker daemon would create it as root.
@@ -229,8 +229,10 @@ def _build_unprivileged_options(work_folder: Path, cpu_cores: float) -> dict[str
     }
 
 
-def _build_card_options(docker: DockerSettings, cpu_cores: float) -> dict[str, Any]:
-    """Return Docker options for a container that uses Gaudi cards. The vendor's software requires all of these options."""
+def _build_accelerator_options(docker: DockerSettings, cpu_cores: float) -> dict[str, Any]:
+    """Return Docker options that give a container access to the Gaudi accelerators. The vendor's software requires all of
+    these options.
+    """
     return {
         "user": "0:0",
         "runtime": docker.runtime,

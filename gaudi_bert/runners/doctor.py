@@ -119,8 +119,8 @@ _GROUPS_ON_DISK = 3
 
 
 @dataclass(frozen=True)
-class _HostFacts:
-    """The facts about this machine that the checks use, such as versions, devices and free disk space.
+class _HostInfo:
+    """Information about this machine that the checks use, such as versions, devices and free disk space.
 
     Attributes:
         hl_smi: The output of `hl-smi`, or "" if the command is missing or fails.
@@ -154,33 +154,33 @@ class _HostFacts:
         return _find_version_after_pattern(r"^\|?\s*Driver Version:\s*", self.hl_smi)
 
     @property
-    def card_models(self) -> list[str]:
+    def accelerator_models(self) -> list[str]:
         """The model names of the Gaudi cards that `hl-smi` lists, such as `HL-225`."""
         return re.findall(r"^\|\s*\d+\s+(HL-\S+)", self.hl_smi, re.MULTILINE)
 
 
 class HostReport(NamedTuple):
-    """The results of all checks of this machine, and the facts that they are based on.
+    """The results of all checks of this machine, and the information that they are based on.
 
     Attributes:
         results: The result of each check. Problems should be fixed in this order.
-        facts: The facts about the machine, as a dictionary that can be written as JSON.
+        host: The information about the machine, as a dictionary that can be written as JSON.
     """
 
     results: list[CheckResult]
-    facts: dict[str, Any]
+    host: dict[str, Any]
 
 
 def examine_host(settings: PipelineSettings) -> HostReport:
-    """Check whether this machine can run a pipeline. Return the check results and the facts about the machine."""
-    facts = _collect_host_facts()
+    """Check whether this machine can run a pipeline. Return the check results and the information about the machine."""
+    host = _collect_host_info()
     return HostReport(
-        _check_host_facts(facts, settings), {**asdict(facts), "driver": facts.driver_release, "cards": facts.card_models}
+        _check_host(host, settings), {**asdict(host), "driver": host.driver_release, "cards": host.accelerator_models}
     )
 
 
-def _collect_host_facts() -> _HostFacts:
-    """Collect the facts about this machine. A fact that cannot be determined is left empty."""
+def _collect_host_info() -> _HostInfo:
+    """Collect information about this machine. A field whose value cannot be determined is left empty."""
     # Newer drivers also create a control file for each card. The patterns must match only the files of the cards.
     nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
     names = ("tensorflow-cpu", "tensorflow", "torch", "transformers", *_BRIDGES.values())
@@ -194,7 +194,7 @@ def _collect_host_facts() -> _HostFacts:
         from gaudi_bert.tasks.predict import measure_bfloat16_time_ratios
 
         shares = measure_bfloat16_time_ratios()
-    return _HostFacts(
+    return _HostInfo(
         hl_smi=hl_smi,
         device_nodes=tuple(nodes),
         python=sys.version_info[:2],
@@ -208,24 +208,28 @@ def _collect_host_facts() -> _HostFacts:
     )
 
 
-def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[CheckResult]:
-    """Check whether a machine with these facts can run a pipeline, and return the result of each check.
+def _check_host(host: _HostInfo, settings: PipelineSettings) -> list[CheckResult]:
+    """Check whether a machine can run a pipeline, and return the result of each check.
 
     The driver and the cards are checked only if the machine has Gaudi cards or the pipeline requests them.
+
+    Args:
+        host: The versions, devices and free disk space of the machine.
+        settings: The settings of the pipeline.
     """
-    here = ", ".join(EXTRAS[name] for name in _LIBRARIES if EXTRAS[name] not in facts.missing_extras) or "none"
-    missing = ",".join(facts.missing_extras)
+    here = ", ".join(EXTRAS[name] for name in _LIBRARIES if EXTRAS[name] not in host.missing_extras) or "none"
+    missing = ",".join(host.missing_extras)
     lacking = f"; not installed: {missing} (to add them: {install_command(missing)})" if missing else ""
-    results = [_check_engines(facts, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]
-    if facts.processor is not None:
-        results.append(_describe_processor(facts.processor, facts.bfloat16_shares))
-    if settings.resources.cards or facts.device_nodes or facts.card_models:
-        results += [_check_driver_release(facts, settings), _check_card_count(facts, settings)]
+    results = [_check_engines(host, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]
+    if host.processor is not None:
+        results.append(_describe_processor(host.processor, host.bfloat16_shares))
+    if settings.resources.cards or host.device_nodes or host.accelerator_models:
+        results += [_check_driver_release(host, settings), _check_accelerator_count(host, settings)]
     else:
         results.append(CheckResult("cards", "ok", "this machine has no cards, and the pipeline requests none"))
     needed = _GROUPS_ON_DISK * settings.packing.group_bytes
-    disk = CheckResult("disk", "ok", f"{facts.disk / 2**30:.1f} GiB free in the current folder")
-    if facts.disk < needed:
+    disk = CheckResult("disk", "ok", f"{host.disk / 2**30:.1f} GiB free in the current folder")
+    if host.disk < needed:
         disk = replace(
             disk, verdict="warning", remedy=f"free at least {needed / 2**30:.1f} GiB, or lower packing.group_bytes"
         )
@@ -248,31 +252,31 @@ def _describe_processor(processor: Processor, bfloat16_time_ratios: Mapping[str,
     return CheckResult("processor", "ok", f"{processor.name}, {processor.instructions}: {gain}")
 
 
-def _check_engines(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
+def _check_engines(host: _HostInfo, settings: PipelineSettings) -> CheckResult:
     """Check whether TensorFlow and PyTorch can run on this machine.
 
     The result states for both engines that they run, or why they do not. It is a warning if neither engine runs, or if the
     engine that the pipeline names does not run.
     """
-    version = facts.package_version("tensorflow-cpu") or facts.package_version("tensorflow")
+    version = host.package_version("tensorflow-cpu") or host.package_version("tensorflow")
     problem = (
         "" if version.startswith(f"{_TENSORFLOW}.") else f"version {version} is installed, but {_TENSORFLOW} is required"
     )
-    if not version and supports_tensorflow(facts.python):
+    if not version and supports_tensorflow(host.python):
         problem = "not installed"
     elif not version:
         problem = f"{_TENSORFLOW} does not support this version of Python"
-    reasons = {"tensorflow": problem, "pytorch": "" if facts.package_version("torch") else "not installed"}
+    reasons = {"tensorflow": problem, "pytorch": "" if host.package_version("torch") else "not installed"}
     for engine, package in _BRIDGES.items():
-        if facts.device_nodes and not reasons[engine] and not facts.package_version(package):
+        if host.device_nodes and not reasons[engine] and not host.package_version(package):
             reasons[engine] = f"the cards need {package}, which is not installed"
     states = [f"{engine} does not run ({reason})" if reason else f"{engine} runs" for engine, reason in reasons.items()]
-    finding = f"Python {'.'.join(map(str, facts.python))}: {', '.join(states)}"
+    finding = f"Python {'.'.join(map(str, host.python))}: {', '.join(states)}"
     named = settings.training.engine
     if all(reasons.values()) or reasons.get(named):
         engine = "pytorch" if named == "auto" else named  # TensorFlow 2.15 lacks wheels for newer versions of Python
         vendor_build = "install the vendor's build of the framework for the release of the driver"
-        remedy = vendor_build if facts.device_nodes else install_command(engine)
+        remedy = vendor_build if host.device_nodes else install_command(engine)
         return CheckResult("engines", "warning", finding, f"to train with {engine}: {remedy}; or use --on docker")
     return CheckResult("engines", "ok", finding)
 
@@ -283,17 +287,17 @@ def _find_version_after_pattern(pattern: str, text: str) -> str:
     return match[1] if match else ""
 
 
-def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
+def _check_driver_release(host: _HostInfo, settings: PipelineSettings) -> CheckResult:
     """Check that the Gaudi driver is from the same release as the Gaudi software of the engine.
 
     The release of the software is that of the installed framework plugin, or that of the engine's image if no plugin is
     installed. A difference in the last number of the version is only a warning.
     """
-    bridges = {engine: facts.package_version(package) for engine, package in _BRIDGES.items()}
+    bridges = {engine: host.package_version(package) for engine, package in _BRIDGES.items()}
     engine = settings.training.engine
     if engine == "auto":
         engine = "tensorflow" if bridges["tensorflow"] and not bridges["pytorch"] else "pytorch"
-    software, driver = _find_version_after_pattern("^", bridges[engine]) or _IMAGE_RELEASES[engine], facts.driver_release
+    software, driver = _find_version_after_pattern("^", bridges[engine]) or _IMAGE_RELEASES[engine], host.driver_release
     if not driver:
         remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
         return CheckResult("driver", "failed", "hl-smi is not installed or fails", remedy)
@@ -311,10 +315,10 @@ def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> Chec
     return CheckResult("driver", "warning" if is_close else "failed", finding, remedy)
 
 
-def _check_card_count(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
+def _check_accelerator_count(host: _HostInfo, settings: PipelineSettings) -> CheckResult:
     """Check that this machine has enough Gaudi cards for the pipeline, and that `hl-smi` lists all of them."""
-    requested, nodes, listed = settings.resources.cards, len(facts.device_nodes), len(facts.card_models)
-    kinds = f" ({', '.join(sorted(set(facts.card_models)))})" if facts.card_models else ""
+    requested, nodes, listed = settings.resources.cards, len(host.device_nodes), len(host.accelerator_models)
+    kinds = f" ({', '.join(sorted(set(host.accelerator_models)))})" if host.accelerator_models else ""
     finding = f"{nodes} device nodes exist, hl-smi lists {listed} cards{kinds}, and the pipeline requests {requested}"
     load = "load the driver (modprobe habanalabs), or pass the devices to the container"
     if listed and not nodes:
@@ -359,17 +363,19 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
         cluster.check_namespace()
     except GaudiBertError as error:
         namespace = _make_failed_result("namespace", error)
-    needed = _list_required_rights(manifests, uses_queue=settings.kubernetes.queue is not None)
-    missing = [f"{right.verb} {right.resource}" for right in needed if not cluster.has_right(*right)]
-    rights = CheckResult("rights", "ok", f"the account has all {len(needed)} rights that a run uses")
+    needed = _list_required_permissions(manifests, uses_queue=settings.kubernetes.queue is not None)
+    missing = [
+        f"{permission.verb} {permission.resource}" for permission in needed if not cluster.has_permission(*permission)
+    ]
+    permissions = CheckResult("rights", "ok", f"the account has all {len(needed)} rights that a run uses")
     if missing:
-        rights = CheckResult(
+        permissions = CheckResult(
             "rights",
             "failed",
             f"the account may not {', '.join(missing)}",
             "ask an administrator for the Role in k8s/in-cluster",
         )
-    results = [_check_kubernetes_version(version, settings), namespace, rights]
+    results = [_check_kubernetes_version(version, settings), namespace, permissions]
     if any(result.verdict == "failed" for result in results[:2]):
         return results
     for dry_run in dry_run_objects(cluster, settings, (*manifests.shared, *manifests.steps.values())):
@@ -405,7 +411,7 @@ def _check_kubernetes_version(server_version: tuple[int, int], settings: Pipelin
 _OPTIONAL_KINDS = frozenset({"MPIJob", "NetworkPolicy", "Service", "TrainJob", "TrainingRuntime"})
 
 
-class _Right(NamedTuple):
+class _Permission(NamedTuple):
     """A permission to use an API verb, such as `create`, on a resource. The name of the core API group is ""."""
 
     group: str
@@ -413,12 +419,13 @@ class _Right(NamedTuple):
     verb: str
 
 
-def _list_required_rights(manifests: Manifests, *, uses_queue: bool) -> list[_Right]:
+def _list_required_permissions(manifests: Manifests, *, uses_queue: bool) -> list[_Permission]:
     """Return the permissions that an account needs to run a pipeline, sorted by API group and resource."""
     unused = _OPTIONAL_KINDS - {item["kind"] for item in (*manifests.shared, *manifests.steps.values())}
     unneeded = {KINDS[kind].plural for kind in (*unused, *(() if uses_queue else ("Workload",)))}
-    rights = {_Right(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
-    return sorted(right for right in {*rights, _Right("", "pods/log", "get")} if right.resource not in unneeded)
+    permissions = {_Permission(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
+    permissions.add(_Permission("", "pods/log", "get"))
+    return sorted(permission for permission in permissions if permission.resource not in unneeded)
 
 
 def _check_volume_claims(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
@@ -449,7 +456,7 @@ def _check_pod_creation(cluster: Cluster, manifests: Manifests) -> list[CheckRes
     Without this check, a rejected pod would be noticed only when a Job tries to create it. If the account may not create
     pods, return no results.
     """
-    if not cluster.has_right("", "pods", "create"):
+    if not cluster.has_permission("", "pods", "create"):
         return []
     results = []
     for step in manifests.steps:

@@ -82,8 +82,8 @@ class RunRequest:
         return WorkFolder.from_settings(self.settings, self.work, self.pipeline_folder)
 
     @property
-    def _stage_run(self) -> StageRun:
-        """The options of the run, completed with the object store settings of the pipeline."""
+    def _options_with_store_settings(self) -> StageRun:
+        """The options of the run, with the object store settings of the pipeline filled in."""
         return replace(self.options, store=self.settings.store)
 
     def _find_input_file(self, setting: str, path_text: str) -> Path:
@@ -111,7 +111,7 @@ class RunRequest:
 
     # --- data
 
-    def run_prepare(self) -> StageResult:
+    def run_prepare_stage(self) -> StageResult:
         """Convert the text to examples. Do nothing if the pipeline uses existing records."""
         from gaudi_bert.corpus.prepare import prepare_examples
 
@@ -121,45 +121,47 @@ class RunRequest:
         return prepare_examples(
             self.settings.prepare,
             self.work_folder.examples_folder,
-            self._stage_run,
+            self._options_with_store_settings,
             pipeline_folder=self.pipeline_folder,
         )
 
-    def run_histogram(self) -> StageResult:
+    def run_histogram_stage(self) -> StageResult:
         """Count the examples of each length, separately for each split."""
         from gaudi_bert.tfrecords.plan import count_records
 
         return self._run_for_each_split(
-            lambda paths: count_records(paths.records, paths.histogram, self._stage_run, numbered=True)
+            lambda paths: count_records(paths.records, paths.histogram, self._options_with_store_settings, numbered=True)
         )
 
-    def run_plan(self) -> StageResult:
+    def run_plan_stage(self) -> StageResult:
         """Compute the packing plan of each split from its histogram."""
         from gaudi_bert.tfrecords.plan import plan_packs
 
         def make(paths: DataSplitPaths) -> SplitResult:
             histograms = find_histogram_files(paths.histogram, self.settings.store)
-            return plan_packs(histograms, paths.plan, self.settings.packing, self._stage_run)
+            return plan_packs(histograms, paths.plan, self.settings.packing, self._options_with_store_settings)
 
         return self._run_for_each_split(make)
 
-    def run_write(self) -> StageResult:
+    def run_write_stage(self) -> StageResult:
         """Pack the examples of each split according to its plan, and write the packs."""
         from gaudi_bert.tfrecords.write import write_packed_records
 
         return self._run_for_each_split(
-            lambda paths: write_packed_records(paths.records, paths.plan, paths.packed, self._stage_run)
+            lambda paths: write_packed_records(paths.records, paths.plan, paths.packed, self._options_with_store_settings)
         )
 
-    def run_verify(self) -> StageResult:
+    def run_verify_stage(self) -> StageResult:
         """Check that the packs of each split contain every example exactly once."""
         from gaudi_bert.tfrecords.verify import verify_records
 
-        return self._run_for_each_split(lambda paths: verify_records(paths.records, paths.packed, self._stage_run))
+        return self._run_for_each_split(
+            lambda paths: verify_records(paths.records, paths.packed, self._options_with_store_settings)
+        )
 
     # --- training and tasks
 
-    def run_train(self) -> StageResult:
+    def run_train_stage(self) -> StageResult:
         """Pretrain the model on the packs, in this process or in several processes on this machine."""
         folder = self.work_folder
         data = folder.data_split_paths("train").packed
@@ -183,7 +185,7 @@ class RunRequest:
             overwrite=self.options.overwrite,
         )
 
-    def run_evaluate(self) -> StageResult:
+    def run_evaluate_stage(self) -> StageResult:
         """Evaluate the model on packed and on unpacked evaluation data. Do nothing if there are no evaluation data."""
         from gaudi_bert.training.evaluate import evaluate
 
@@ -201,7 +203,7 @@ class RunRequest:
             engine=self.settings.training.engine,
         )
 
-    def run_finetune(self) -> StageResult:
+    def run_finetune_stage(self) -> StageResult:
         """Fine-tune the model on the rows of the task, in this process or in several processes on this machine."""
         self._write_built_in_dataset()
         folder, settings, task = self.work_folder, self.settings, self.settings.task
@@ -261,7 +263,7 @@ class RunRequest:
             raise InputError(f"finetune.init_checkpoint = {model}: the file or folder does not exist; check the path")
         return _FinetuningFiles(data, evaluation_data, model, vocabulary)
 
-    def run_predict(self) -> StageResult:
+    def run_predict_stage(self) -> StageResult:
         """Compute predictions for the rows of the task with the fine-tuned model."""
         from gaudi_bert.tasks.predict import predict
         from gaudi_bert.tasks.prediction_files import PredictOptions
@@ -278,7 +280,7 @@ class RunRequest:
             store=self.settings.store,
         )
 
-    def run_report(self) -> StageResult:
+    def run_report_stage(self) -> StageResult:
         """Write an HTML report about the results in the work folder."""
         from gaudi_bert.reporting.report import report
 
@@ -340,7 +342,7 @@ def run_stages(request: RunRequest, stages: Sequence[str]) -> dict[str, StageRes
         for needed in STAGES[name].needs:
             for path in STAGES[needed].list_missing_outputs(request.work_folder):
                 raise InputError(f"{format_location(path)}: this file does not exist; run the stage `{needed}` first")
-        results[name] = getattr(request, f"run_{name}")()
+        results[name] = getattr(request, f"run_{name}_stage")()
     return results
 
 

@@ -84,12 +84,15 @@ def _make_split_path_lister(split_path: Callable[[DataSplitPaths], Path]) -> Lis
     return lambda folder: [split_path(folder.data_split_paths(name)) for name in folder.data_split_names]
 
 
-def _list_example_summaries(folder: WorkFolder) -> list[Path]:
-    """Return the path of the summary of prepared examples. Return no path if the pipeline uses existing records."""
+def _list_training_examples_summary_paths(folder: WorkFolder) -> list[Path]:
+    """Return the path of the summary file that `prepare` writes next to the training examples.
+
+    Return no path if the pipeline uses existing records.
+    """
     return [] if folder.records is not None else [folder.examples_summary_path]
 
 
-def _list_group_manifests(folder: WorkFolder) -> list[Path]:
+def _list_group_manifest_paths(folder: WorkFolder) -> list[Path]:
     """Return the paths of all group manifests. Each data split is packed in groups, and each group has a manifest.
 
     The number of groups is in the plan of the split. If a split has no plan yet, the path of the missing plan is returned
@@ -105,7 +108,7 @@ def _list_group_manifests(folder: WorkFolder) -> list[Path]:
     return products
 
 
-def _list_unverified_splits(folder: WorkFolder) -> list[Path]:
+def _list_unverified_split_paths(folder: WorkFolder) -> list[Path]:
     """Return the path of the verification result for each data split that is not completely verified yet."""
     paths = [folder.data_split_paths(name).verification_path for name in folder.data_split_names]
     return [path for path in paths if not find_histogram_files(path, folder.store)]
@@ -114,7 +117,7 @@ def _list_unverified_splits(folder: WorkFolder) -> list[Path]:
 _ROWS = (
     Stage(
         "prepare",
-        _list_example_summaries,
+        _list_training_examples_summary_paths,
         input_settings=("prepare.text", "prepare.vocab"),
         is_shardable=True,
         uses_data_processes=True,
@@ -133,7 +136,7 @@ _ROWS = (
         _make_split_path_lister(lambda paths: paths.metadata_path),
         needs=("plan",),
         is_shardable=True,
-        part_paths=_list_group_manifests,
+        part_paths=_list_group_manifest_paths,
         uses_data_processes=True,
     ),
     Stage(
@@ -141,7 +144,7 @@ _ROWS = (
         _make_split_path_lister(lambda paths: paths.verification_path),
         needs=("write",),
         is_shardable=True,
-        part_paths=_list_unverified_splits,
+        part_paths=_list_unverified_split_paths,
         uses_data_processes=True,
     ),
     Stage(

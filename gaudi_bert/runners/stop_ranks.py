@@ -46,19 +46,19 @@ _POLL_SECONDS = 1.0
 _STOPPED_EARLY = "stopped on request before training had started; run the same command again to resume"
 
 
-def _expand_variable_options(command: Sequence[str], variable_names: Iterable[str]) -> list[str]:
+def _expand_mpirun_environment_patterns(mpirun_command: Sequence[str], variable_names: Iterable[str]) -> list[str]:
     """Replace name patterns in the `-x` options of an `mpirun` command with the names of matching environment variables.
 
     This is necessary because mpirun does not support patterns. Each `-x PREFIX*` becomes one `-x NAME` for every variable
     with that prefix. A `-x NAME` is left out if the variable is not set, because mpirun would warn about it.
 
     Args:
-        command: The command line of `mpirun`.
+        mpirun_command: The command line of `mpirun`.
         variable_names: The names of all environment variables that are set.
     """
     known_names = set(variable_names)
     expanded: list[str] = []
-    arguments = iter(command)
+    arguments = iter(mpirun_command)
     for argument in arguments:
         value = next(arguments, None) if argument == "-x" else None
         if value is not None and value.endswith("*"):
@@ -134,7 +134,7 @@ class _MpirunSupervisor:
         # A terminal sends Ctrl-C to the whole process group, which would also interrupt mpirun. So start mpirun in its own
         # session, and handle Ctrl-C only in this process.
         try:
-            command = _expand_variable_options(self._command, environment)
+            command = _expand_mpirun_environment_patterns(self._command, environment)
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
             program = self._command[0]

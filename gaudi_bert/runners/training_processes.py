@@ -112,17 +112,17 @@ def build_training_command(
     return [*command, *stage_command]
 
 
-def build_card_environment(recipe_cache_folder: str) -> dict[str, str]:
-    """Return the environment variables that a container with Gaudi cards needs.
+def build_accelerator_environment(compiled_graph_folder: str) -> dict[str, str]:
+    """Return the environment variables that processes on Gaudi accelerators need, by name.
 
     Args:
-        recipe_cache_folder: The folder where TensorFlow and PyTorch cache compiled graphs.
+        compiled_graph_folder: The folder where TensorFlow and PyTorch cache compiled graphs, which the vendor calls recipes.
     """
     return {
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-        "TF_RECIPE_CACHE_PATH": recipe_cache_folder,
+        "TF_RECIPE_CACHE_PATH": compiled_graph_folder,
         # The fields are the folder, whether to empty it at the start, its maximum size in MB, and whether it is on NFS.
-        "PT_HPU_RECIPE_CACHE_CONFIG": f"{recipe_cache_folder},false,4096,false",
+        "PT_HPU_RECIPE_CACHE_CONFIG": f"{compiled_graph_folder},false,4096,false",
         "PT_HPU_LAZY_MODE": "0",
     }
 

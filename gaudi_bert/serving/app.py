@@ -44,13 +44,13 @@ from gaudi_bert.serving.schemas import (
     TokenizeRequest,
     Truncation,
 )
-from gaudi_bert.serving.service import Service, Ticket
+from gaudi_bert.serving.service import AcceptedRequest, Service
 
 _OPEN_ROUTES = ("/health", "/ping", "/metrics")
 _JsonWriter = Callable[[], bytes]
 # A function that answers the requests to a route. It returns a second function, which encodes the answer as JSON and may run
 # on another thread.
-_AnswerFunction = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_JsonWriter]]
+_AnswerFunction = Callable[[Service, ServedModel, AcceptedRequest, Any], Awaitable[_JsonWriter]]
 # /tokenize rejects a text with more characters than this, and a request whose texts have more tokens than this. The limit is
 # needed because each token takes about 70 bytes in the answer.
 _MAX_TOKENIZED = 1 << 17
@@ -160,24 +160,28 @@ def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
     """
     counted = _make_metrics_label(path)
 
-    async def compute_answer(ticket: Ticket, body: bytes) -> bytes:
+    async def compute_answer(accepted: AcceptedRequest, body: bytes) -> bytes:
         """Parse the body of a request, compute the answer, and return it as JSON."""
         model = service.require_model()
         kind, answer = _ROUTES[_MAIN_ROUTES[model.kind] if path == "/" else path]
         read = partial(read_request, kind, body, service.settings.request_texts)
         del body
-        request = read() if ticket.is_small else await asyncio.get_running_loop().run_in_executor(service.reader, read)
+        request = (
+            read()
+            if accepted.can_run_on_event_loop
+            else await asyncio.get_running_loop().run_in_executor(service.reader, read)
+        )
         del read
-        write = await answer(service, model, ticket, request)
-        return write() if ticket.is_small else await asyncio.to_thread(write)
+        write = await answer(service, model, accepted, request)
+        return write() if accepted.can_run_on_event_loop else await asyncio.to_thread(write)
 
     async def endpoint(http: Request) -> Response:
         begun = time.monotonic()
         try:
             service.require_model()
             body = await service.read_body(http)
-            with service.accept_request(len(body)) as ticket:
-                answering = compute_answer(ticket, body)
+            with service.accept_request(len(body)) as accepted:
+                answering = compute_answer(accepted, body)
                 del body
                 content = await service.run_while_connected(http, answering)
         except RequestError as error:
@@ -250,7 +254,7 @@ def _find_prompt(model: ServedModel, name: str | None) -> str:
 async def _compute_pooled_outputs(
     service: Service,
     model: ServedModel,
-    ticket: Ticket,
+    accepted: AcceptedRequest,
     inputs: Any,
     dimensions: int | None,
     truncation: Truncation,
@@ -261,7 +265,7 @@ async def _compute_pooled_outputs(
     Args:
         service: Computes the outputs.
         model: The model.
-        ticket: The request.
+        accepted: The request that is answered.
         inputs: One text or several texts. A text may be given as token ids.
         dimensions: The requested number of values per vector, which is only checked here.
         truncation: How to handle texts that are too long.
@@ -272,8 +276,8 @@ async def _compute_pooled_outputs(
     """
     if model.kind != "embedding":
         raise _unsupported_route_error(model, "embed")
-    if dimensions is not None and dimensions > model.width:
-        raise RequestError(422, "validation", f"`dimensions`: must be at most {model.width}, but is {dimensions}")
+    if dimensions is not None and dimensions > model.output_size:
+        raise RequestError(422, "validation", f"`dimensions`: must be at most {model.output_size}, but is {dimensions}")
     texts = _wrap_in_list(inputs)
     prompt = _find_prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
     truncates_left = model.truncates_left(truncation.truncation_direction)
@@ -292,23 +296,25 @@ async def _compute_pooled_outputs(
         return concatenate_sequences(parts, counts)
 
     lengths = [min(len(text), model.max_characters) for text in texts]
-    sequences = await service.tokenize(ticket, list(enumerate(texts)), tokenize, lengths, truncation.truncate)
-    return (await service.compute(ticket, model, sequences)).outputs, len(sequences.input_ids)
+    sequences = await service.tokenize(accepted, list(enumerate(texts)), tokenize, lengths, truncation.truncate)
+    return (await service.queue_and_await_outputs(accepted, model, sequences)).outputs, len(sequences.input_ids)
 
 
-async def _answer_embed(service: Service, model: ServedModel, ticket: Ticket, request: EmbedRequest) -> _JsonWriter:
+async def _answer_embed(
+    service: Service, model: ServedModel, accepted: AcceptedRequest, request: EmbedRequest
+) -> _JsonWriter:
     """Answer POST /embed."""
     outputs, _ = await _compute_pooled_outputs(
-        service, model, ticket, request.inputs, request.dimensions, request, request.prompt_name
+        service, model, accepted, request.inputs, request.dimensions, request, request.prompt_name
     )
     return partial(_vectors_to_json, partial(model.make_vectors, outputs, request.normalize, request.dimensions))
 
 
 async def _answer_openai_embeddings(
-    service: Service, model: ServedModel, ticket: Ticket, request: OpenAIEmbeddings
+    service: Service, model: ServedModel, accepted: AcceptedRequest, request: OpenAIEmbeddings
 ) -> _JsonWriter:
     """Answer POST /v1/embeddings."""
-    outputs, tokens = await _compute_pooled_outputs(service, model, ticket, request.input, request.dimensions, request)
+    outputs, tokens = await _compute_pooled_outputs(service, model, accepted, request.input, request.dimensions, request)
     is_base64 = request.encoding_format == "base64"
 
     def write() -> bytes:
@@ -327,7 +333,7 @@ async def _answer_openai_embeddings(
 
 
 async def _compute_head_outputs(
-    service: Service, model: ServedModel, ticket: Ticket, rows: Sequence[Row], truncation: Truncation
+    service: Service, model: ServedModel, accepted: AcceptedRequest, rows: Sequence[Row], truncation: Truncation
 ) -> tuple[Float32Array, Sequences]:
     """Tokenize the input rows of a request, and compute the outputs of the model's task head.
 
@@ -336,8 +342,8 @@ async def _compute_head_outputs(
     """
     lengths = [min(_count_characters(row), model.max_characters) for row in rows]
     tokenize = partial(model.tokenize, truncates_left=model.truncates_left(truncation.truncation_direction))
-    sequences = await service.tokenize(ticket, rows, tokenize, lengths, truncation.truncate)
-    return (await service.compute(ticket, model, sequences)).outputs, sequences
+    sequences = await service.tokenize(accepted, rows, tokenize, lengths, truncation.truncate)
+    return (await service.queue_and_await_outputs(accepted, model, sequences)).outputs, sequences
 
 
 def _count_characters(row: Row) -> int:
@@ -350,7 +356,7 @@ def _count_characters(row: Row) -> int:
 async def _rank_documents(
     service: Service,
     model: ServedModel,
-    ticket: Ticket,
+    accepted: AcceptedRequest,
     query: str,
     documents: Sequence[str],
     *,
@@ -364,25 +370,27 @@ async def _rank_documents(
     Args:
         service: Computes the logits.
         model: The model, which must have one output per text.
-        ticket: The request.
+        accepted: The request that is answered.
         query: The query.
         documents: The documents.
         truncation: How to handle texts that are too long.
         raw_scores: Whether to return logits instead of scores.
     """
-    if model.kind == "embedding" or model.width != 1 or model.is_per_token:
+    if model.kind == "embedding" or model.output_size != 1 or model.is_per_token:
         raise _unsupported_route_error(model, "rerank")
     rows = [TextRow(RowPosition(number), query, document) for number, document in enumerate(documents)]
-    outputs, _ = await _compute_head_outputs(service, model, ticket, rows, truncation)
+    outputs, _ = await _compute_head_outputs(service, model, accepted, rows, truncation)
     logits = outputs[:, 0]
     scores = (logits if raw_scores else model.compute_scores(logits)).tolist()
     return [(number, scores[number]) for number in np.argsort(-logits, kind="stable").tolist()]
 
 
-async def _answer_rerank(service: Service, model: ServedModel, ticket: Ticket, request: RerankRequest) -> _JsonWriter:
+async def _answer_rerank(
+    service: Service, model: ServedModel, accepted: AcceptedRequest, request: RerankRequest
+) -> _JsonWriter:
     """Answer POST /rerank."""
     ranked = await _rank_documents(
-        service, model, ticket, request.query, request.texts, truncation=request, raw_scores=request.raw_scores
+        service, model, accepted, request.query, request.texts, truncation=request, raw_scores=request.raw_scores
     )
     if request.return_text:
         return lambda: to_json([{"index": index, "text": request.texts[index], "score": score} for index, score in ranked])
@@ -390,18 +398,20 @@ async def _answer_rerank(service: Service, model: ServedModel, ticket: Ticket, r
 
 
 async def _answer_rerank_documents(
-    service: Service, model: ServedModel, ticket: Ticket, request: RerankDocuments
+    service: Service, model: ServedModel, accepted: AcceptedRequest, request: RerankDocuments
 ) -> _JsonWriter:
     """Answer POST /v1/rerank and POST /v2/rerank."""
     documents: Any = request.documents
-    ranked = await _rank_documents(service, model, ticket, request.query, documents, truncation=request)
+    ranked = await _rank_documents(service, model, accepted, request.query, documents, truncation=request)
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in ranked[: request.top_n]]
     if request.return_documents:
         results = [{**result, "document": {"text": documents[result["index"]]}} for result in results]
     return lambda: to_json({"model": service.model_id, "results": results})
 
 
-async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, request: PredictRequest) -> _JsonWriter:
+async def _answer_predict(
+    service: Service, model: ServedModel, accepted: AcceptedRequest, request: PredictRequest
+) -> _JsonWriter:
     """Answer POST /predict."""
     if model.kind == "embedding":
         raise _unsupported_route_error(model, "predict")
@@ -424,15 +434,15 @@ async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, 
             _make_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)
         ]
 
-    rows = make_rows() if ticket.is_small else await asyncio.to_thread(make_rows)
-    outputs, sequences = await _compute_head_outputs(service, model, ticket, rows, request)
+    rows = make_rows() if accepted.can_run_on_event_loop else await asyncio.to_thread(make_rows)
+    outputs, sequences = await _compute_head_outputs(service, model, accepted, rows, request)
 
     def write() -> bytes:
         """Encode the answer as JSON."""
-        answers = model.make_answers(outputs, sequences, rows)
+        answers: list[Any] = model.make_answers(outputs, sequences, rows)
         if model.kind != "tagger":
             answers = [
-                _rank_labels(model, logits, answer, raw_scores=request.raw_scores)
+                _sort_labels_by_score(model, logits, answer, raw_scores=request.raw_scores)
                 for logits, answer in zip(outputs.tolist(), answers, strict=True)
             ]
         return to_json(answers if is_batch else answers[0])
@@ -450,17 +460,19 @@ def _make_row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
     return TextRow(RowPosition(number), *texts)
 
 
-def _rank_labels(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw_scores: bool) -> Any:
+def _sort_labels_by_score(
+    model: ServedModel, logits: list[float], prediction: dict[str, Any], *, raw_scores: bool
+) -> list[dict[str, Any]]:
     """Return the labels of one text and their scores, sorted by descending score.
 
     Args:
         model: The model.
         logits: The logit of each label.
-        answer: The answer of the task, which contains the probabilities.
+        prediction: The prediction that `gaudi-bert predict` would write, which contains the probability of each label.
         raw_scores: Whether to return logits instead of probabilities.
     """
     labels = model.task.labels if model.task is not None and model.task.labels else ("LABEL_0",)
-    scores = logits if raw_scores else [*answer.get("probabilities", answer).values()]
+    scores = logits if raw_scores else [*prediction.get("probabilities", prediction).values()]
     return [
         {"label": labels[number], "score": scores[number]}
         for number in sorted(range(len(labels)), key=lambda number: -logits[number])
@@ -470,7 +482,9 @@ def _rank_labels(model: ServedModel, logits: list[float], answer: dict[str, Any]
 # --- tokens
 
 
-async def _answer_tokenize(service: Service, model: ServedModel, ticket: Ticket, request: TokenizeRequest) -> _JsonWriter:
+async def _answer_tokenize(
+    service: Service, model: ServedModel, accepted: AcceptedRequest, request: TokenizeRequest
+) -> _JsonWriter:
     """Answer POST /tokenize."""
     prompt = _find_prompt(model, request.prompt_name) if model.kind == "embedding" and request.prompt_name else ""
     written, tokens = list[bytes](), 0
@@ -483,7 +497,7 @@ async def _answer_tokenize(service: Service, model: ServedModel, ticket: Ticket,
                 "in parts",
             )
         encoding = await service.run_in_tokenizer_thread(
-            ticket, len(text), model.encode_text, prompt + text, request.add_special_tokens
+            accepted, len(text), model.encode_text, prompt + text, request.add_special_tokens
         )
         tokens += len(encoding)
         if tokens > _MAX_TOKENIZED:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from gaudi_bert.serving.schemas import RequestBody, RequestError, TextForms
+from gaudi_bert.serving.schemas import AllowedTextTypes, RequestBody, RequestError
 
 # A JSON object in a request may have at most 200 keys. A field may have at most 1,000 values, and the whole body 100,000.
 # Texts and token ids do not count.
@@ -26,7 +26,7 @@ _SPACE = re.compile(rb"[ \t\n\r]*")
 _LITERAL = re.compile(rb"[^\s,:\[\]{}\"]{1,400}")
 _IDS, _FIRST_ID = re.compile(rb"[-0-9, \t\n\r]*"), re.compile(rb"\[[ \t\n\r]*[-0-9]")
 _OTHER_KEY = "an unknown key"
-_PAIR = TextForms("a list of texts", ("text",))
+_PAIR = AllowedTextTypes("a list of texts", ("text",))
 
 
 def read_request(request_type: type[RequestBody], body: bytes, max_texts: int) -> Any:
@@ -41,11 +41,11 @@ def read_request(request_type: type[RequestBody], body: bytes, max_texts: int) -
         The request, an instance of `request_type`.
 
     Raises:
-        RequestError: The body is not JSON, a value is wrong, or there are too many values. The message names the position of
-            the first problem, and contains no text of the request.
+        RequestError: The body is not JSON, a value is wrong, or there are too many values. The message names the path of the
+            first wrong value, and contains no text of the request.
     """
     fields = {
-        name: next((each for each in field.metadata if isinstance(each, TextForms)), None)
+        name: next((each for each in field.metadata if isinstance(each, AllowedTextTypes)), None)
         for name, field in request_type.model_fields.items()
     }
     values = _BodyParser(body, max_texts).parse_object(fields)
@@ -56,9 +56,9 @@ def read_request(request_type: type[RequestBody], body: bytes, max_texts: int) -
         raise _wrong_value_error(str(problem["loc"][0]), problem["msg"]) from None
 
 
-def _wrong_value_error(position: str, problem: str) -> RequestError:
-    """Return the error for a wrong value at a position in the body, such as `inputs.3`."""
-    return RequestError(422, "validation", f"`{position}`: {problem}")
+def _wrong_value_error(json_path: str, problem: str) -> RequestError:
+    """Return the error for a wrong value. Its path in the body is, for example, `inputs.3`."""
+    return RequestError(422, "validation", f"`{json_path}`: {problem}")
 
 
 def _not_json_error() -> RequestError:
@@ -81,17 +81,20 @@ class _BodyParser:
         # place of escaped backslashes and quotes. JSON allows backslashes only in strings.
         self._unescaped = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
 
-    def parse_object(self, fields: Mapping[str, TextForms | None]) -> dict[str, Any]:
+    def parse_object(self, text_types_by_key: Mapping[str, AllowedTextTypes | None]) -> dict[str, Any]:
         """Parse the complete body, which must be a JSON object. Return the values of the known keys.
 
         Args:
-            fields: The known keys. The value is the allowed forms of a field with texts, and None for another field.
+            text_types_by_key: For each known key whose value contains texts, the types that the value may have. For every
+                other known key, None.
         """
         values = {}
         for name in self._iterate_keys():
-            forms, position = fields.get(name), name if name in fields else _OTHER_KEY
-            value = self._read_small_value(position) if forms is None else self._read_texts(position, forms)
-            if name in fields:
+            allowed, json_path = text_types_by_key.get(name), name if name in text_types_by_key else _OTHER_KEY
+            value = (
+                self._read_json_value(json_path) if allowed is None else self._read_text_or_list_of_texts(json_path, allowed)
+            )
+            if name in text_types_by_key:
                 values[name] = value
         if self._peek_byte():
             raise _not_json_error()
@@ -103,10 +106,10 @@ class _BodyParser:
         self._offset = self._offset if spaces is None else spaces.end()
         return self._body[self._offset : self._offset + 1]
 
-    def _read_expected_byte(self, *expected: bytes) -> bytes:
-        """Skip white space, then read one byte and return it. Raise an error unless it is one of the expected bytes."""
+    def _read_allowed_byte(self, allowed_bytes: tuple[bytes, ...]) -> bytes:
+        """Skip white space, then read one byte and return it. Raise an error unless it is one of the allowed bytes."""
         found = self._peek_byte()
-        if found not in expected:
+        if found not in allowed_bytes:
             raise _not_json_error()
         self._offset += 1
         return found
@@ -117,13 +120,13 @@ class _BodyParser:
 
         This method reads the brackets and the commas itself.
         """
-        self._read_expected_byte(opening)
+        self._read_allowed_byte((opening,))
         if self._peek_byte() == closing:
             self._offset += 1
             return
         for number in itertools.count():
             yield number
-            if self._read_expected_byte(b",", closing) == closing:
+            if self._read_allowed_byte((b",", closing)) == closing:
                 return
 
     def _iterate_keys(self) -> Iterator[str]:
@@ -136,7 +139,7 @@ class _BodyParser:
             if self._peek_byte() != b'"':
                 raise _not_json_error()
             name = self._read_string()
-            self._read_expected_byte(b":")
+            self._read_allowed_byte((b":",))
             yield name
 
     def _decode_json(self, part: bytes) -> Any:
@@ -159,8 +162,10 @@ class _BodyParser:
         text: str = self._decode_json(self._body[start : self._offset])
         return text
 
-    def _read_small_value(self, position: str) -> Any:
-        """Read and return the value of a field that contains no texts. Raise an error if the value has too many elements."""
+    def _read_json_value(self, json_path: str) -> Any:
+        """Parse and return a JSON value of any type, for a field that contains no texts. Raise an error if the value has too
+        many elements.
+        """
         mark, depth = self._peek_byte(), 0
         start = self._offset
         for _ in range(_MAX_VALUES):
@@ -179,79 +184,84 @@ class _BodyParser:
             if depth <= 0:
                 return self._decode_json(self._body[start : self._offset])
             mark = self._peek_byte()
-        raise _wrong_value_error(position, "contains too many values")
+        raise _wrong_value_error(json_path, "contains too many values")
 
-    def _read_texts(self, position: str, forms: TextForms) -> Any:
-        """Read and return the value of a field that contains texts. Raise an error if the field does not allow its form."""
+    def _read_text_or_list_of_texts(self, json_path: str, allowed: AllowedTextTypes) -> str | array[int] | list[Any]:
+        """Parse and return the value of a field that contains one text or several texts.
+
+        A text may be a string or a list of token ids. Raise an error if the field does not allow a value of this type.
+        """
         mark = self._peek_byte()
-        if mark == b'"' and forms.allows_single_text:
+        if mark == b'"' and allowed.allows_single_text:
             return self._read_string()
-        if mark != b"[" or not forms.element_kinds:
-            raise _wrong_value_error(position, f"must be {forms.description}")
-        if "ids" in forms.element_kinds and _FIRST_ID.match(self._body, self._offset):
-            return self._read_token_ids(position)
-        return self._read_list(position, forms, self._max_texts, 413)
+        if mark != b"[" or not allowed.list_element_types:
+            raise _wrong_value_error(json_path, f"must be {allowed.description}")
+        if "ids" in allowed.list_element_types and _FIRST_ID.match(self._body, self._offset):
+            return self._read_token_ids(json_path)
+        return self._read_list_of_texts(json_path, allowed, self._max_texts, 413)
 
-    def _read_list(self, position: str, forms: TextForms, max_elements: int, status: int) -> list[Any]:
-        """Read and return a list of texts.
+    def _read_list_of_texts(
+        self, json_path: str, allowed: AllowedTextTypes, max_texts: int, status_if_longer: int
+    ) -> list[Any]:
+        """Parse a JSON list of texts at the current offset of the request body, and return the texts.
 
         Args:
-            position: The position of the list in the body, for error messages.
-            forms: The allowed forms of the elements.
-            max_elements: The maximum number of elements.
-            status: The HTTP status of the error if there are more elements.
+            json_path: The path of the list in the body, such as `inputs`, for error messages.
+            allowed: The allowed types of the texts, which may be strings or lists.
+            max_texts: The maximum number of texts.
+            status_if_longer: The HTTP status of the error if the list contains more texts.
         """
         items = []
         for number in self._iterate_elements(b"[", b"]"):
-            if number == max_elements:
+            if number == max_texts:
                 raise RequestError(
-                    status, "validation", f"`{position}`: must contain at most {max_elements:,} texts; send fewer"
+                    status_if_longer, "validation", f"`{json_path}`: must contain at most {max_texts:,} texts; send fewer"
                 )
-            items.append(self._read_element(f"{position}.{number}", forms))
+            items.append(self._read_list_element(f"{json_path}.{number}", allowed))
         if not items:
-            raise RequestError(422, "validation", f"`{position}`: must not be empty; send at least one text")
+            raise RequestError(422, "validation", f"`{json_path}`: must not be empty; send at least one text")
         return items
 
-    def _read_element(self, position: str, forms: TextForms) -> Any:
-        """Read and return one element of a list of texts."""
+    def _read_list_element(self, json_path: str, allowed: AllowedTextTypes) -> str | array[int] | list[Any]:
+        """Parse and return one element of a list of texts. Raise an error if an element of its type is not allowed."""
         mark = self._peek_byte()
-        if mark == b'"' and "text" in forms.element_kinds:
+        if mark == b'"' and "text" in allowed.list_element_types:
             return self._read_string()
-        if mark == b"[" and "ids" in forms.element_kinds:
-            return self._read_token_ids(position)
-        if mark == b"[" and "texts" in forms.element_kinds:
-            return self._read_list(position, _PAIR, 2, 422)
-        if mark == b"{" and "document" in forms.element_kinds:
-            return self._read_document(position)
-        raise _wrong_value_error(position, f"`{position.partition('.')[0]}` must be {forms.description}")
+        if mark == b"[" and "ids" in allowed.list_element_types:
+            return self._read_token_ids(json_path)
+        if mark == b"[" and "texts" in allowed.list_element_types:
+            return self._read_list_of_texts(json_path, _PAIR, 2, 422)
+        if mark == b"{" and "document" in allowed.list_element_types:
+            return self._read_document(json_path)
+        raise _wrong_value_error(json_path, f"`{json_path.partition('.')[0]}` must be {allowed.description}")
 
-    def _read_document(self, position: str) -> str:
+    def _read_document(self, json_path: str) -> str:
         """Read a JSON object that has a key `text`, and return the text."""
         text: str | None = None
         for name in self._iterate_keys():
             value = (
-                self._read_string() if name == "text" and self._peek_byte() == b'"' else self._read_small_value(_OTHER_KEY)
+                self._read_string() if name == "text" and self._peek_byte() == b'"' else self._read_json_value(_OTHER_KEY)
             )
             text = value if name == "text" and isinstance(value, str) else text
         if text is None:
-            raise _wrong_value_error(f"{position}.text", "must be a text")
+            raise _wrong_value_error(f"{json_path}.text", "must be a text")
         return text
 
-    def _read_token_ids(self, position: str) -> array[int]:
+    def _read_token_ids(self, json_path: str) -> array[int]:
         """Read a list of token ids, and return it as an array of 32-bit integers."""
-        self._read_expected_byte(b"[")
+        self._read_allowed_byte((b"[",))
         end, ids = self._body.find(b"]", self._offset), array("i")
         if end < 0 or not _IDS.fullmatch(self._body, self._offset, end):
-            raise _wrong_value_error(position, "token ids must be integers")
+            raise _wrong_value_error(json_path, "token ids must be integers")
         while self._offset <= end:
             is_last = end - self._offset <= _IDS_AT_ONCE
             stop = end if is_last else self._body.rfind(b",", self._offset, self._offset + _IDS_AT_ONCE)
             part = self._decode_json(b"[%s]" % self._body[self._offset : max(stop, self._offset)])
             if not part:
-                raise _wrong_value_error(position, "a list of token ids must not be empty")
+                raise _wrong_value_error(json_path, "a list of token ids must not be empty")
             try:
                 ids.extend(part)
             except OverflowError:
-                raise _wrong_value_error(position, "a token id is too large") from None
+                raise _wrong_value_error(json_path, "a token id is too large") from None
             self._offset = stop + 1
         return ids

@@ -36,21 +36,22 @@ _TEXT_TOKENS = 16  # the number of tokens of each text in a batch that measures 
 _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticError, MemoryError)
 
 
-def shorten_shape(model: ServedModel, shape: Shape, tokens: int) -> Shape:
-    """Leave out empty slots at the end of a batch that has a single row. Return other shapes unchanged.
+def trim_shape_to_tokens(model: ServedModel, batch_shape: Shape, token_count: int) -> Shape:
+    """If a batch has a single row, return a shorter shape without the empty slots at the end of the row. Return other shapes
+    unchanged.
 
     Rows are shortened only on a CPU, where an uncompiled model can compute any shape. oneDNN prepares the matrix products
     for each new row length, which takes some milliseconds. Therefore only a few dozen row lengths are used.
 
     Args:
         model: The model.
-        shape: The shape that was chosen for the batch.
-        tokens: The number of tokens of all texts in the batch.
+        batch_shape: The shape that was chosen for the batch.
+        token_count: The number of tokens of all texts in the batch.
     """
-    if shape.rows > 1 or not model.is_eager_on_cpu:
-        return shape
-    step = max(2, (1 << (tokens - 1).bit_length()) // 16)
-    return Shape(1, min(shape.length, max(_SHORTEST_ROW, math.ceil(tokens / step) * step)))
+    if batch_shape.rows > 1 or not model.is_eager_on_cpu:
+        return batch_shape
+    step = max(2, (1 << (token_count - 1).bit_length()) // 16)
+    return Shape(1, min(batch_shape.length, max(_SHORTEST_ROW, math.ceil(token_count / step) * step)))
 
 
 def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], shape: Shape) -> Float32Array:
@@ -60,19 +61,19 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
         model: The model.
         sequences: N sequences with T tokens in all.
         rows: The number of sequences in each row. The sequences of a row are consecutive.
-        shape: The shape that was chosen for the batch. See `shorten_shape`.
+        shape: The shape that was chosen for the batch. See `trim_shape_to_tokens`.
 
     Returns:
-        float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
+        float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `output_size`.
     """
     # The texts were chosen for a row of the original length. A shortened row contains the same texts, so allow as many texts
     # in it as in the original row.
     depth = compute_max_sequences_per_row(shape.length)
-    shape = shorten_shape(model, shape, len(sequences.input_ids))
+    shape = trim_shape_to_tokens(model, shape, len(sequences.input_ids))
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
     batch = packed.build_batch(np.arange(len(rows)), BatchShape(shape.rows, shape.length, depth))
-    out = np.zeros((len(sequences.input_ids) if model.is_per_token else len(sequences), model.width), np.float32)
+    out = np.zeros((len(sequences.input_ids) if model.is_per_token else len(sequences), model.output_size), np.float32)
     batch.scatter_outputs(model.compute_outputs(batch.features()), out, per_token=model.is_per_token)
     return out
 
@@ -133,7 +134,7 @@ def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[S
     return batch_seconds
 
 
-def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> int:
+def measure_longest_single_thread_row(model: ServedModel, shapes: Sequence[Shape]) -> int:
     """Return the length of the longest row that one CPU thread computes nearly as fast as all threads, in slots.
 
     A short row takes much less CPU time on one thread, because threads that share an operation wait for each other. Return 0
@@ -147,8 +148,8 @@ def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> 
         return 0
     slots = 0
     for shape in (shape for shape in shapes if shape.rows == 1):
-        one_thread_seconds = _measure_seconds(replace(model, single_thread_slots=shape.slots), shape)
-        all_threads_seconds = _measure_seconds(replace(model, single_thread_slots=0), shape)
+        one_thread_seconds = _measure_seconds(replace(model, max_single_thread_slots=shape.slots), shape)
+        all_threads_seconds = _measure_seconds(replace(model, max_single_thread_slots=0), shape)
         if one_thread_seconds > _NEARLY_AS_FAST * all_threads_seconds:
             break
         slots = shape.slots

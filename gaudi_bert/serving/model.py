@@ -50,7 +50,7 @@ class ServedModel:
         loaded: The model, its tokenizer and its lengths.
         is_eager_on_cpu: Whether the model runs on a CPU and is not compiled. Then a batch may have any shape, and another
             batch can be computed between two of its layers.
-        single_thread_slots: Batches with at most this many slots are computed on a single CPU thread.
+        max_single_thread_slots: Batches with at most this many slots are computed on a single CPU thread.
     """
 
     kind: Kind
@@ -58,7 +58,7 @@ class ServedModel:
     folder: SentenceSettings
     loaded: LoadedModel
     is_eager_on_cpu: bool = False
-    single_thread_slots: int = 0
+    max_single_thread_slots: int = 0
 
     @property
     def max_tokens(self) -> int:
@@ -76,7 +76,7 @@ class ServedModel:
         return LongTextTruncator(self.loaded.tokenizer.tokenizer, self.max_tokens)
 
     @property
-    def width(self) -> int:
+    def output_size(self) -> int:
         """The number of values that the model computes per text, or per token if `is_per_token` is True."""
         return self.loaded.runner.width
 
@@ -99,9 +99,9 @@ class ServedModel:
         """Run the model on a batch, and return its outputs. A batch with few slots is computed on a single CPU thread.
 
         Returns:
-            float32 [rows, texts per row, C], or [rows, slots, C] if `is_per_token`. C is the `width`.
+            float32 [rows, texts per row, C], or [rows, slots, C] if `is_per_token`. C is the `output_size`.
         """
-        if batch["input_ids"].size > self.single_thread_slots:
+        if batch["input_ids"].size > self.max_single_thread_slots:
             return self.torch_model.compute_outputs(batch)
         from gaudi_bert.engines.pytorch.parallel import limit_threads  # imported here, because it loads torch
 
@@ -130,7 +130,10 @@ class ServedModel:
             InputError: A text contains a token that would change the outputs of other texts in its row.
         """
         prompt = prompt if self.task is None else self.folder.find_prompt(None)
-        rows = [self._cut_row(row, prompt, truncates_left) if isinstance(row, TextRow) else row for row in rows]
+        rows = [
+            self._prepend_prompt_and_truncate(row, prompt, truncates_left) if isinstance(row, TextRow) else row
+            for row in rows
+        ]
         name = None if self.task is None else self.task.settings.name
         too_long: Literal["window", "truncate"] = "window" if self.kind == "tagger" else "truncate"
         settings = (TaskSettings() if self.task is None else self.task.settings).model_copy(update={"too_long": too_long})
@@ -145,8 +148,8 @@ class ServedModel:
         )
         return self._check_sequences(sequences)
 
-    def _cut_row(self, row: TextRow, prompt: str, truncates_left: bool) -> TextRow:
-        """Prepend the prompt to a text, and remove what truncation would remove anyway."""
+    def _prepend_prompt_and_truncate(self, row: TextRow, prompt: str, truncates_left: bool) -> TextRow:
+        """Prepend the prompt to the text of a row, and remove characters that truncation would remove anyway."""
         if row.text_pair is not None:
             text, pair = self.text_truncator.truncate_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
             return row._replace(text=text, text_pair=pair)

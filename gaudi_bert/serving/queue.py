@@ -167,7 +167,7 @@ class Queue:
     def wait_for_batch(self) -> Batch | None:
         """Wait until a batch should be computed, and return it. Return None if the queue is closed."""
         with self._changed:
-            self.forecast.end_window()
+            self.forecast.end_counting_window()
             while not self._is_closed:
                 seconds = self.compute_wait_seconds()
                 if seconds == 0.0:
@@ -186,7 +186,7 @@ class Queue:
             return 0.0
         now = self._clock()
         if not self._has_window:
-            self.forecast.start_window(now)
+            self.forecast.start_counting_window(now)
             self._has_window = True
         return max(0.0, self.forecast.compute_wait_deadline(self.tokens, self.count_arriving(), self.batch_seconds) - now)
 
@@ -308,13 +308,13 @@ class ArrivalForecast:
         self._windows: deque[_Window] = deque(maxlen=_WINDOWS)
         self._current, self._started_at, self._is_open = _Window(), float("-inf"), False
 
-    def start_window(self, now: float) -> None:
+    def start_counting_window(self, now: float) -> None:
         """Start a new time window at the time `now`, and keep what was counted in the previous window for the forecast."""
         if self._started_at > float("-inf"):
             self._windows.append(self._current)
         self._current, self._started_at, self._is_open = _Window(), now, True
 
-    def end_window(self) -> None:
+    def end_counting_window(self) -> None:
         """Stop counting requests in the current window, because the device has finished its batch.
 
         From now on, clients that have received their answers send their next requests. If these requests counted, the

@@ -1,7 +1,7 @@
 """The request types of text-embeddings-inference, OpenAI, Jina and Cohere, and errors in their formats.
 
 The types describe the requests in `/docs`. Fields that contain texts are read and checked in `bodies.py` according to their
-`TextForms`, and pydantic skips them. Pydantic validates all other fields.
+`AllowedTextTypes`, and pydantic skips them. Pydantic validates all other fields.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, StrictBool, StrictInt, StrictStr
 
 
-class TextForms(NamedTuple):
+class AllowedTextTypes(NamedTuple):
     """Specifies which JSON values are allowed in a request field with texts, such as a single text or a list of texts.
 
     Attributes:
-        description: A description of the forms, for error messages.
-        element_kinds: The allowed kinds of list elements. They are "text", "ids" (a list of token ids), "texts" (a list of
-            one or two texts) and "document" (an object with the key `text`). If "ids" is allowed, a list of integers counts
-            as one text.
+        description: A description of the allowed values, for error messages.
+        list_element_types: The allowed types of list elements. They are "text", "ids" (a list of token ids), "texts" (a list
+            of one or two texts) and "document" (an object with the key `text`). If "ids" is allowed, a list of integers
+            counts as one text.
         allows_single_text: Whether a single text is allowed without a list.
     """
 
     description: str
-    element_kinds: tuple[Literal["text", "ids", "texts", "document"], ...] = ()
+    list_element_types: tuple[Literal["text", "ids", "texts", "document"], ...] = ()
     allows_single_text: bool = False
 
 
-_TEXTS_OR_IDS = TextForms("a text, a list of token ids, or a list of these", ("text", "ids"), allows_single_text=True)
+_TEXTS_OR_IDS = AllowedTextTypes("a text, a list of token ids, or a list of these", ("text", "ids"), allows_single_text=True)
 _TextsOrIds = Annotated[SkipValidation[str | list[int] | list[str | list[int]]], _TEXTS_OR_IDS]
-_Query = Annotated[SkipValidation[str], TextForms("a text", allows_single_text=True)]
+_Query = Annotated[SkipValidation[str], AllowedTextTypes("a text", allows_single_text=True)]
 
 
 class RequestBody(BaseModel):
@@ -68,7 +68,7 @@ class RerankRequest(Truncation):
     """The body of POST /rerank."""
 
     query: _Query
-    texts: Annotated[SkipValidation[list[str]], TextForms("a list of texts", ("text",))]
+    texts: Annotated[SkipValidation[list[str]], AllowedTextTypes("a list of texts", ("text",))]
     raw_scores: StrictBool = False
     return_text: StrictBool = False
 
@@ -81,7 +81,9 @@ class PredictRequest(Truncation):
 
     inputs: Annotated[
         SkipValidation[str | list[str] | list[list[str]]],
-        TextForms("a text, a list of one or two texts, or a list of such lists", ("text", "texts"), allows_single_text=True),
+        AllowedTextTypes(
+            "a text, a list of one or two texts, or a list of such lists", ("text", "texts"), allows_single_text=True
+        ),
     ]
     raw_scores: StrictBool = False
 
@@ -90,7 +92,7 @@ class TokenizeRequest(RequestBody):
     """The body of POST /tokenize."""
 
     inputs: Annotated[
-        SkipValidation[str | list[str]], TextForms("a text or a list of texts", ("text",), allows_single_text=True)
+        SkipValidation[str | list[str]], AllowedTextTypes("a text or a list of texts", ("text",), allows_single_text=True)
     ]
     add_special_tokens: StrictBool = True
     prompt_name: StrictStr | None = None
@@ -116,7 +118,7 @@ class RerankDocuments(Truncation):
     """The body of POST /v1/rerank and POST /v2/rerank."""
 
     query: _Query
-    documents: Annotated[SkipValidation[list[str | Document]], TextForms("a list of texts", ("text", "document"))]
+    documents: Annotated[SkipValidation[list[str | Document]], AllowedTextTypes("a list of texts", ("text", "document"))]
     model: StrictStr | None = None
     top_n: Annotated[StrictInt, Field(ge=1)] | None = None
     return_documents: StrictBool = False

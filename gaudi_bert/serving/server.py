@@ -35,7 +35,7 @@ from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.serving.app import make_app
 from gaudi_bert.serving.batch_shapes import Shape, list_batch_shapes
-from gaudi_bert.serving.device import measure_batch_seconds, measure_single_thread_slots
+from gaudi_bert.serving.device import measure_batch_seconds, measure_longest_single_thread_row
 from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
@@ -140,11 +140,11 @@ class _Connection(HttpToolsProtocol):
         """
         self._is_half_closed = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if self._is_half_closed:
-            self.loop.call_later(_ASK_SECONDS, self._close_if_client_left, True)
+            self.loop.call_later(_ASK_SECONDS, self._close_if_client_disconnected, True)
         return self._is_half_closed
 
-    def _close_if_client_left(self, is_first: bool) -> None:
-        """Close the connection if the client no longer waits for the answer. Otherwise, check again later.
+    def _close_if_client_disconnected(self, is_first_check: bool) -> None:
+        """Close the connection if the client no longer waits for its answer. Otherwise, check again after 0.2 seconds.
 
         A client that has left answers data with a TCP reset, but it must receive data first. Therefore the first call sends
         an interim response if this is possible.
@@ -155,9 +155,9 @@ class _Connection(HttpToolsProtocol):
         if connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
             self.transport.abort()
             return
-        if is_first and not self.pipeline and not self.cycle.response_started and self.scope["http_version"] == "1.1":
+        if is_first_check and not self.pipeline and not self.cycle.response_started and self.scope["http_version"] == "1.1":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # clients must ignore an interim response
-        self.loop.call_later(_ASK_SECONDS, self._close_if_client_left, False)
+        self.loop.call_later(_ASK_SECONDS, self._close_if_client_disconnected, False)
 
 
 class _LogStream(io.TextIOBase):
@@ -299,7 +299,7 @@ def open_and_measure_model(path: Path, settings: ServeSettings) -> tuple[ServedM
         )
     usual = max(1, _BATCH_SLOTS[device] // row_length)
     shapes = list_batch_shapes(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1), _SHORTEST_ROW[device])
-    model = replace(model, single_thread_slots=measure_single_thread_slots(model, shapes))
+    model = replace(model, max_single_thread_slots=measure_longest_single_thread_row(model, shapes))
     return model, measure_batch_seconds(model, shapes)
 
 

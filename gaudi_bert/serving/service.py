@@ -1,7 +1,7 @@
 """The service between the HTTP routes and the device thread.
 
-A route reads the body of a request, counts the request as accepted with a `Ticket`, has its texts tokenized, and waits until
-the device has computed them. The service limits how much memory and time the waiting requests use, and rejects requests
+A route reads the body of a request, counts it as an `AcceptedRequest`, has its texts tokenized, and waits until the device
+has computed them. The service limits how much memory and time the waiting requests use, and rejects requests
 beyond these limits. If the device is lost or the server stops, all waiting requests fail.
 """
 
@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.types import Sequences, concatenate_sequences
 from gaudi_bert.serving.batch_shapes import Shape
-from gaudi_bert.serving.device import DeviceThread, shorten_shape
+from gaudi_bert.serving.device import DeviceThread, trim_shape_to_tokens
 from gaudi_bert.serving.metrics import Metrics
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
@@ -45,22 +45,22 @@ _SMALL_BYTES, _SMALL_TEXTS = 1 << 16, 32
 _LONGEST_BATCH_SECONDS = 60.0
 
 
-class Ticket(Requester):
+class AcceptedRequest(Requester):
     """A request that has been read completely, but has not been answered yet.
 
     Attributes:
         size: The number of bytes of its body.
         texts: The number of its texts, or 0 before the body is parsed.
-        is_arriving: Whether the request is still being parsed or tokenized, so that its texts are not in the queue yet.
+        is_being_tokenized: Whether the request is still being parsed or tokenized. Its texts are then not in the queue yet.
     """
 
     def __init__(self, deadline: float, size: int) -> None:
         super().__init__(deadline)
-        self.size, self.texts, self.is_arriving = size, 0, True
+        self.size, self.texts, self.is_being_tokenized = size, 0, True
 
     @property
-    def is_small(self) -> bool:
-        """Whether the request can be parsed and answered within a few milliseconds."""
+    def can_run_on_event_loop(self) -> bool:
+        """Whether the request is small enough to be parsed and answered on the event loop, within a few milliseconds."""
         return self.size <= _SMALL_BYTES and self.texts <= _SMALL_TEXTS
 
 
@@ -125,11 +125,11 @@ class Service:
     def _set_served_model(self, model: ServedModel, batch_seconds: dict[Shape, float]) -> None:
         """Store the opened model, so that requests are accepted from now on."""
         self.model, self.batch_seconds, self.queue.batch_seconds = model, batch_seconds, batch_seconds
-        self._limit_queued_tokens()
+        self._update_max_queued_tokens()
         self.ready.set()
 
-    def _limit_queued_tokens(self) -> None:
-        """Set the maximum number of waiting tokens. By default, it is what the device can compute within `queue_seconds`.
+    def _update_max_queued_tokens(self) -> None:
+        """Set the maximum number of tokens in the queue. By default, the device can compute them within `queue_seconds`.
 
         The default is at least two full batches of the largest shape.
         """
@@ -143,7 +143,7 @@ class Service:
 
         The expected times of smaller shapes are reduced as well.
         """
-        computed = batch.shape if self.model is None else shorten_shape(self.model, batch.shape, batch.tokens)
+        computed = batch.shape if self.model is None else trim_shape_to_tokens(self.model, batch.shape, batch.tokens)
         self.metrics.count_batch(batch.shape, computed.slots, sum(map(len, batch.rows)), batch.tokens, seconds)
         # Other processes may delay a batch, so keep the shortest time that was measured for each shape. A row that was
         # shortened takes less time than its complete shape, so ignore its time.
@@ -151,7 +151,7 @@ class Service:
             self.batch_seconds.update(
                 {shape: min(cost, seconds) for shape, cost in self.batch_seconds.items() if shape <= batch.shape}
             )
-            self._limit_queued_tokens()
+            self._update_max_queued_tokens()
 
     def _fail_waiting_requests(self, reason: Exception | None) -> None:
         """Make all waiting requests fail, because the device thread has ended."""
@@ -249,28 +249,27 @@ class Service:
             self._body_bytes -= len(body)
 
     @contextmanager
-    def accept_request(self, body_bytes: int) -> Iterator[Ticket]:
-        """Accept a request after its body was read, and yield its ticket. The caller must answer the request before leaving
-        the context.
+    def accept_request(self, body_bytes: int) -> Iterator[AcceptedRequest]:
+        """Accept a request after its body was read, and yield it. The caller must answer it before leaving the context.
 
         While the context is open, the bytes of the body count towards the limit for the bodies of all requests.
 
         Args:
             body_bytes: The number of bytes of the body.
         """
-        ticket = Ticket(time.monotonic() + self.settings.queue_seconds, body_bytes)
+        accepted = AcceptedRequest(time.monotonic() + self.settings.queue_seconds, body_bytes)
         self._body_bytes += body_bytes
         self.arriving += 1
         try:
-            yield ticket
+            yield accepted
         finally:
             self._body_bytes -= body_bytes
-            self._mark_arrival_ended(ticket)
+            self._record_tokenization_ended(accepted)
 
-    def _mark_arrival_ended(self, ticket: Ticket) -> None:
-        """Record that a request is no longer being parsed or tokenized."""
-        self.arriving -= ticket.is_arriving
-        ticket.is_arriving = False
+    def _record_tokenization_ended(self, accepted: AcceptedRequest) -> None:
+        """Record that a request has been parsed and tokenized, or has failed, so that the device need not wait for it."""
+        self.arriving -= accepted.is_being_tokenized
+        accepted.is_being_tokenized = False
 
     async def run_while_connected(self, http: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
         """Run a coroutine and return its result. Cancel the coroutine if the client closes the connection.
@@ -297,7 +296,7 @@ class Service:
 
     async def tokenize(
         self,
-        ticket: Ticket,
+        accepted: AcceptedRequest,
         texts: Sequence[Any],
         tokenize_texts: Callable[..., Sequences],
         lengths: Sequence[int],
@@ -308,7 +307,7 @@ class Service:
         The texts are tokenized in several turns, so that other requests are tokenized in between.
 
         Args:
-            ticket: The request.
+            accepted: The request that is answered.
             texts: At least one text, in a form that `tokenize_texts` accepts.
             tokenize_texts: Returns the token sequences of some of the texts.
             lengths: The number of characters of each text that are tokenized.
@@ -318,11 +317,11 @@ class Service:
             RequestError: A text is too long, the texts have too many tokens, the model does not accept a text, or the
                 request waited for too long.
         """
-        begun, parts, tokens, ticket.texts = time.monotonic(), [], 0, len(texts)
-        portions = _split_texts_into_turns(lengths)
+        begun, parts, tokens, accepted.texts = time.monotonic(), [], 0, len(texts)
+        batches = _split_into_tokenizer_batches(lengths)
         with self._reserve_characters(sum(lengths)):
-            for portion in portions:
-                part = await self.run_in_tokenizer_thread(ticket, sum(lengths[portion]), tokenize_texts, texts[portion])
+            for batch in batches:
+                part = await self.run_in_tokenizer_thread(accepted, sum(lengths[batch]), tokenize_texts, texts[batch])
                 tokens += len(part.input_ids)
                 if part.cut_rows and not (self.settings.auto_truncate if truncate is None else truncate):
                     raise RequestError(
@@ -339,7 +338,7 @@ class Service:
                     )
                 parts.append(part)
         self.metrics.tokenization_seconds.observe(time.monotonic() - begun)
-        return concatenate_sequences(parts, [portion.stop - portion.start for portion in portions])
+        return concatenate_sequences(parts, [batch.stop - batch.start for batch in batches])
 
     @contextmanager
     def _reserve_characters(self, characters: int) -> Iterator[None]:
@@ -362,12 +361,12 @@ class Service:
             self._characters -= characters
 
     async def run_in_tokenizer_thread(
-        self, ticket: Ticket, characters: int, function: Callable[..., Any], *arguments: object
+        self, accepted: AcceptedRequest, characters: int, function: Callable[..., Any], *arguments: object
     ) -> Any:
         """Wait for a request's turn on the tokenizer thread, call a function there, and return its result.
 
         Args:
-            ticket: The request.
+            accepted: The request that is answered.
             characters: The number of characters that the function handles.
             function: The function.
             *arguments: The arguments of the function.
@@ -376,7 +375,7 @@ class Service:
             RequestError: The function rejected its input, or the request waited for too long.
         """
         try:
-            return await self._turns.call_in_turn(ticket, characters, function, *arguments)
+            return await self._turns.call_in_time_slice(accepted, characters, function, *arguments)
         except InputError as error:
             raise RequestError(422, "tokenizer", str(error)) from None
         except TimeoutError:
@@ -384,11 +383,13 @@ class Service:
                 503, "overloaded", f"the request waited {self.settings.queue_seconds:g} s for the tokenizer; retry later", 1
             ) from None
 
-    async def compute(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> PendingRequest:
-        """Queue the token sequences of a request, and wait until the device has computed their outputs.
+    async def queue_and_await_outputs(
+        self, accepted: AcceptedRequest, model: ServedModel, sequences: Sequences
+    ) -> PendingRequest:
+        """Add the token sequences of a request to the queue, and wait until the device has computed their outputs.
 
         Args:
-            ticket: The request.
+            accepted: The request that is answered.
             model: The model.
             sequences: The sequences.
 
@@ -398,21 +399,21 @@ class Service:
         Raises:
             RequestError: The queue is full, the request waited for too long, its batch failed, or an output is not finite.
         """
-        outputs = np.zeros((len(sequences.input_ids if model.is_per_token else sequences), model.width), np.float32)
+        outputs = np.zeros((len(sequences.input_ids if model.is_per_token else sequences), model.output_size), np.float32)
         pending = PendingRequest(
             sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_waiting_request, *done)
         )
         future = self._loop.create_future()
         # The device thread waits while requests are still being tokenized. Record that this request is tokenized before its
         # texts enter the queue, because otherwise the thread would wait in vain for this request.
-        self._mark_arrival_ended(ticket)
+        self._record_tokenization_ended(accepted)
         if not self.queue.add(pending):
             raise self._overloaded_error()
         self._waiting[pending] = future
         for length in pending.lengths:
             self.metrics.tokens.observe(length)
         try:
-            await asyncio.wait({future}, timeout=max(0.0, ticket.deadline - time.monotonic()))
+            await asyncio.wait({future}, timeout=max(0.0, accepted.deadline - time.monotonic()))
             if not future.done():
                 if self.queue.remove(pending):
                     raise RequestError(
@@ -449,16 +450,18 @@ async def _wait_for_disconnect(http: Request) -> None:
         pass
 
 
-def _split_texts_into_turns(lengths: Sequence[int]) -> list[slice]:
-    """Divide the texts of a request into parts that are tokenized one at a time, and return each part as a slice.
+def _split_into_tokenizer_batches(character_counts: Sequence[int]) -> list[slice]:
+    """Divide the texts of a request into batches that are tokenized one at a time, and return each batch as a slice.
+
+    Other requests may be tokenized between two batches.
 
     Args:
-        lengths: The number of characters of each text that are tokenized.
+        character_counts: The number of characters of each text that are tokenized.
     """
     starts, characters = [0], 0
-    for number, length in enumerate(lengths):
+    for number, length in enumerate(character_counts):
         if number > starts[-1] and (characters + length > _CHARACTERS_OF_TURN or number - starts[-1] == _TEXTS_OF_TURN):
             starts.append(number)
             characters = 0
         characters += length
-    return [slice(*each) for each in pairwise([*starts, len(lengths)])]
+    return [slice(*each) for each in pairwise([*starts, len(character_counts)])]

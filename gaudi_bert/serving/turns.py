@@ -50,11 +50,10 @@ class FairThread:
         self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []
         self._numbers, self._clock, self._is_taken = itertools.count(), 0.0, False
 
-    async def call_in_turn(
+    async def call_in_time_slice(
         self, requester: Requester, characters: int, function: Callable[..., Any], *arguments: object
     ) -> Any:
-        """Wait until a request may use this thread, call a function on the thread, and return its result. `characters`
-        states how much text of the request the function handles.
+        """Wait until this thread has time for a request, call a function on the thread, and return its result.
 
         Args:
             requester: The request.
@@ -65,17 +64,23 @@ class FairThread:
         Raises:
             TimeoutError: The deadline of the request passed before its turn.
         """
-        await self._wait_for_turn(requester, characters)
+        await self._wait_for_time_slice(requester, characters)
         begun = time.monotonic()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
         finally:
             if characters >= _MIN_MEASURED_CHARACTERS:
                 self.rate += 0.1 * (characters / max(1e-6, time.monotonic() - begun) - self.rate)
-            self._start_next_turn()
+            self._start_next_time_slice()
 
-    async def _wait_for_turn(self, requester: Requester, characters: int) -> None:
-        """Wait until a request may use the thread.
+    async def _wait_for_time_slice(self, requester: Requester, characters: int) -> None:
+        """Wait until a request gets its next time slice on the shared thread.
+
+        Requests whose functions handle few characters get their time slices earlier.
+
+        Args:
+            requester: The request.
+            characters: The number of characters that the function handles in this time slice.
 
         Raises:
             TimeoutError: The deadline of the request passed before.
@@ -85,18 +90,18 @@ class FairThread:
         turn = loop.create_future()
         heapq.heappush(self._waiting, (requester.end, next(self._numbers), characters, turn))
         if not self._is_taken:
-            self._start_next_turn()
-        timer = loop.call_later(requester.deadline - time.monotonic(), _expire_turn, turn)
+            self._start_next_time_slice()
+        timer = loop.call_later(requester.deadline - time.monotonic(), _expire_time_slice, turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._start_next_turn()
+                self._start_next_time_slice()
             raise
         finally:
             timer.cancel()
 
-    def _start_next_turn(self) -> None:
+    def _start_next_time_slice(self) -> None:
         """Choose the request that may use the thread next. Its turn would end first if the thread served all requests at the
         same time and at the same speed.
         """
@@ -109,7 +114,7 @@ class FairThread:
                 turn.set_result(None)
 
 
-def _expire_turn(turn: asyncio.Future[None]) -> None:
+def _expire_time_slice(turn: asyncio.Future[None]) -> None:
     """Make a request fail with a `TimeoutError` if it is still waiting to use the thread."""
     if not turn.done():
         turn.set_exception(TimeoutError())

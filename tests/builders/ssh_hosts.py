@@ -44,7 +44,7 @@ class Hosts:
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder, prefix
-        (configuration,) = build_manifests(SETTINGS).shared_objects_of_kind("ConfigMap")
+        (configuration,) = build_manifests(SETTINGS).list_objects_shared_by_steps("ConfigMap")
         self.launcher, self.worker = iterate_pod_specs(build_manifests(SETTINGS).steps["train"])
         (folder / "passwd").write_text(configuration["data"]["passwd"])
         (folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.11 worker-1\n10.77.0.12 worker-2\n")

@@ -62,7 +62,7 @@ def cluster_settings(pipeline: Path, variant: str, *more: str) -> PipelineSettin
 
 def shared(manifests: Manifests, kind: str) -> dict[str, Any]:
     """The one object of a kind that the steps share."""
-    (item,) = manifests.shared_objects_of_kind(kind)
+    (item,) = manifests.list_objects_shared_by_steps(kind)
     return item
 
 

@@ -19,7 +19,7 @@ from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, build_manifests
-from gaudi_bert.runners.kubernetes.open_results import _encode_results
+from gaudi_bert.runners.kubernetes.open_results import _iterate_results_as_base64_lines
 from gaudi_bert.runners.kubernetes.pods import Manifest, iterate_pod_specs
 from tests.builders import folders
 from tests.builders.command_line import run_command
@@ -119,7 +119,9 @@ def cluster_environment(tmp_path: Path) -> Any:
         server.script("demo-open", complete(succeeded("open-0")))
         (tmp_path / "sent").mkdir()
         (tmp_path / "sent" / "report.html").write_text("a page")
-        server.logs["open-0"] = [f"2026-01-01T00:00:00Z {line}" for line in _encode_results(tmp_path / "sent", Reporter())]
+        server.logs["open-0"] = [
+            f"2026-01-01T00:00:00Z {line}" for line in _iterate_results_as_base64_lines(tmp_path / "sent", Reporter())
+        ]
         del server.scripts["demo-write"]
         (tmp_path / "kubeconfig").write_text(server.kubeconfig())
         yield {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}

@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.processor import Processor
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.runners.doctor import CheckResult, _check_host_facts, _HostFacts, examine_cluster, examine_store
+from gaudi_bert.runners.doctor import CheckResult, _check_host, _HostInfo, examine_cluster, examine_store
 from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Fault
@@ -28,7 +28,7 @@ from tests.builders.s3_server import S3Server, quick
 CARDS = load_pipeline(None, ["resources.cards=8", "resources.training={cpu: 95, memory: 409Gi}"])
 TENSORFLOW = {"tensorflow": "2.15.1", "habana-tensorflow": "1.14.0.493"}
 PYTORCH = {"torch": "2.10.0", "habana-torch-plugin": "1.24.0.481"}
-SERVER = _HostFacts(
+SERVER = _HostInfo(
     hl_smi=hl_smi_table("1.24.0", cards=8), device_nodes=tuple(f"accel{number}" for number in range(8)), packages=PYTORCH
 )
 
@@ -38,8 +38,8 @@ def wrong(results: list[CheckResult]) -> dict[str, CheckResult]:
 
 
 def test_a_good_server_is_ready() -> None:
-    assert wrong(_check_host_facts(SERVER, CARDS)) == {}
-    assert SERVER.card_models == ["HL-225"] * 8
+    assert wrong(_check_host(SERVER, CARDS)) == {}
+    assert SERVER.accelerator_models == ["HL-225"] * 8
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_good_server_is_ready() -> None:
     ],
 )
 def test_what_is_wrong_has_a_remedy(changed: dict[str, Any], check: str, verdict: str, named: str) -> None:
-    found = wrong(_check_host_facts(dataclasses.replace(SERVER, **changed), CARDS))
+    found = wrong(_check_host(dataclasses.replace(SERVER, **changed), CARDS))
     assert {name: result.verdict for name, result in found.items()} == {check: verdict}
     assert named in str(found[check])
     assert found[check].remedy
@@ -67,7 +67,7 @@ def test_the_driver_of_the_network_is_not_taken_for_the_driver() -> None:
     lines = hl_smi_table("1.24.0", cards=2).splitlines()
     network = next(line for line in lines if "Nic Driver" in line)
     first = [lines[0], network.replace("1.24.0", "1.22.0"), *(line for line in lines[1:] if line != network)]
-    assert _HostFacts("\n".join(first)).driver_release == "1.24.0"
+    assert _HostInfo("\n".join(first)).driver_release == "1.24.0"
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,7 @@ def test_the_driver_of_the_network_is_not_taken_for_the_driver() -> None:
 def test_an_engine_that_is_named_must_run(
     packages: dict[str, str], python: tuple[int, int], engine: str, verdict: str
 ) -> None:
-    results = _check_host_facts(
-        _HostFacts(packages=packages, python=python), load_pipeline(None, [f"training.engine={engine}"])
-    )
+    results = _check_host(_HostInfo(packages=packages, python=python), load_pipeline(None, [f"training.engine={engine}"]))
     assert [(result.check, result.verdict) for result in results[:1]] == [("engines", verdict)]
     assert [result.check for result in results] == ["engines", "extras", "cards", "disk"]
 
@@ -100,14 +98,14 @@ def test_an_engine_that_is_named_must_run(
 )
 def test_what_bfloat16_brings(multiplies: bool, shares: dict[str, float], stated: str) -> None:
     answers = dataclasses.replace(SERVER, processor=Processor("Some CPU", "AVX2", multiplies), bfloat16_shares=shares)
-    result = next(each for each in _check_host_facts(answers, CARDS) if each.check == "processor")
+    result = next(each for each in _check_host(answers, CARDS) if each.check == "processor")
     assert result.verdict == "ok"
     assert result.found.startswith("Some CPU, AVX2: ")
     assert stated in result.found
 
 
 def test_on_cards_an_engine_needs_its_bridge() -> None:
-    results = _check_host_facts(dataclasses.replace(SERVER, packages={"torch": "2.13"}), CARDS)
+    results = _check_host(dataclasses.replace(SERVER, packages={"torch": "2.13"}), CARDS)
     assert "habana-torch-plugin" in wrong(results)["engines"].found
 
 

@@ -18,7 +18,12 @@ import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
-from gaudi_bert.runners.stop_ranks import _build_rendezvous_variables, _expand_variable_options, _run_mpirun, _Worker
+from gaudi_bert.runners.stop_ranks import (
+    _build_rendezvous_variables,
+    _expand_mpirun_environment_patterns,
+    _run_mpirun,
+    _Worker,
+)
 from gaudi_bert.runners.training_processes import build_training_command
 from tests.builders.ssh_hosts import WORKERS, made_hosts, wait_until
 
@@ -236,7 +241,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
 def test_variables_that_are_there_are_named_one_by_one() -> None:
     command = ["mpirun", "-x", "PATH", "-x", "HABANA_LOGS", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
     environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
-    assert _expand_variable_options(command, environment) == [
+    assert _expand_mpirun_environment_patterns(command, environment) == [
         *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
     ]
 

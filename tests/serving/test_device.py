@@ -17,8 +17,8 @@ from gaudi_bert.serving.device import (
     DeviceThread,
     compute_rows,
     make_full_batch,
-    measure_single_thread_slots,
-    shorten_shape,
+    measure_longest_single_thread_row,
+    trim_shape_to_tokens,
 )
 from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> ServedModel:
 
 def pending(model: ServedModel, texts: list[str], finished: list[PendingRequest]) -> PendingRequest:
     sequences = model.tokenize([TextRow(RowPosition(number), text) for number, text in enumerate(texts)])
-    outputs = np.zeros((len(sequences), model.width), np.float32)
+    outputs = np.zeros((len(sequences), model.output_size), np.float32)
     return PendingRequest(sequences, outputs, lambda request, error: finished.append(request))
 
 
@@ -71,14 +71,14 @@ def test_a_query_is_computed_between_the_layers_of_a_bulk(model: ServedModel) ->
     identical(compute_rows(model, *make_full_batch(model, Shape(1, 64)), Shape(1, 64)), expected)
 
 
-@pytest.mark.parametrize("single_thread_slots", [0, 64])
-def test_empty_slots_of_a_row_are_left_out_on_a_cpu(model: ServedModel, single_thread_slots: int) -> None:
-    model = replace(model, single_thread_slots=single_thread_slots)
+@pytest.mark.parametrize("max_single_thread_slots", [0, 64])
+def test_empty_slots_of_a_row_are_left_out_on_a_cpu(model: ServedModel, max_single_thread_slots: int) -> None:
+    model = replace(model, max_single_thread_slots=max_single_thread_slots)
     sequences = pending(model, ["a"] * 12, []).sequences  # rows of so short texts are as deep as a complete row may be
     tokens = len(sequences.input_ids)
-    assert tokens <= shorten_shape(model, Shape(1, 64), tokens).slots < min(tokens + 5, 64)
+    assert tokens <= trim_shape_to_tokens(model, Shape(1, 64), tokens).slots < min(tokens + 5, 64)
     static = replace(model, is_eager_on_cpu=False)
-    assert shorten_shape(static, Shape(1, 64), tokens) == Shape(1, 64)
+    assert trim_shape_to_tokens(static, Shape(1, 64), tokens) == Shape(1, 64)
     import torch
 
     threads = torch.get_num_threads()
@@ -87,7 +87,7 @@ def test_empty_slots_of_a_row_are_left_out_on_a_cpu(model: ServedModel, single_t
 
 
 def test_a_shortened_row_has_one_of_few_lengths(model: ServedModel) -> None:
-    lengths = {shorten_shape(model, Shape(1, 250), tokens).length for tokens in range(1, 251)}
+    lengths = {trim_shape_to_tokens(model, Shape(1, 250), tokens).length for tokens in range(1, 251)}
     assert max(lengths) == 250
     assert len(lengths) < 40
 
@@ -101,10 +101,10 @@ def test_single_rows_are_computed_on_one_thread_up_to_the_first_that_is_too_slow
 
     def seconds(model: ServedModel, shape: Shape) -> float:
         measured.append(shape)
-        on_one_thread = shape.slots <= model.single_thread_slots
+        on_one_thread = shape.slots <= model.max_single_thread_slots
         return (1.2 if shape.length < slower_from else 1.3) if on_one_thread else 1.0
 
     monkeypatch.setattr(device, "_measure_seconds", seconds)
     shapes = [Shape(1, 16), Shape(1, 32), Shape(1, 64), Shape(2, 64)]
-    assert measure_single_thread_slots(model, shapes) == slots
+    assert measure_longest_single_thread_row(model, shapes) == slots
     assert all(shape.rows == 1 for shape in measured), "several rows are never computed on one thread"

@@ -143,7 +143,7 @@ class Simulation:
             seconds = self.queue.compute_wait_seconds()
             if seconds == 0.0:
                 self._compute(self.queue.take_batch())
-                self.queue.forecast.end_window()
+                self.queue.forecast.end_counting_window()
             elif seconds is None and not self.coming:
                 break
             else:

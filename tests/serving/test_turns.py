@@ -25,7 +25,7 @@ class Scene:
     async def ask(self, name: str, *batch_seconds: int, deadline: float | None = None) -> None:
         requester = Requester(time.monotonic() + 1000 if deadline is None else deadline)
         for cost in batch_seconds:
-            await self.turns.call_in_turn(requester, cost, self.work, name)
+            await self.turns.call_in_time_slice(requester, cost, self.work, name)
 
     def work(self, name: str) -> None:
         self.open.wait()
@@ -95,7 +95,7 @@ def test_a_cancelled_turn_passes_on() -> None:
         first = await started(scene.ask("first", 1))
         second = await started(scene.ask("second", 1))
         third = await started(scene.ask("third", 1))
-        scene.turns._start_next_turn()  # noqa: SLF001 - the second has its turn, and is cancelled before it notices
+        scene.turns._start_next_time_slice()  # noqa: SLF001 - the second has its turn, and is cancelled before it notices
         second.cancel()
         scene.open.set()
         await asyncio.gather(first, third)
@@ -117,7 +117,7 @@ def test_the_rate_follows_what_the_thread_achieves(monkeypatch: pytest.MonkeyPat
     async def scenario() -> None:
         turns = FairThread("test")
         for _ in range(200):
-            await turns.call_in_turn(Requester(deadline=1000), 10_000, work)
+            await turns.call_in_time_slice(Requester(deadline=1000), 10_000, work)
         agree(turns.rate, 5_000)
 
     run(scenario())

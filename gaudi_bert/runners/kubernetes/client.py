@@ -218,11 +218,11 @@ def _retry_delay_seconds(attempt: int, error: ApiException | None) -> float:
     return min(float(seconds) if seconds and str(seconds).isdigit() else 0.5 * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
 
 
-def _rejected_request_error(action: str, api_error: ApiException) -> ClusterError:
+def _rejected_request_error(request_title: str, api_error: ApiException) -> ClusterError:
     """Convert an exception of the official client into a `ClusterError` with the server's message and a remedy.
 
     Args:
-        action: What the request was to do, such as "read Job demo-train".
+        request_title: What the request was to do, such as "read Job demo-train".
         api_error: The client's `ApiException`.
     """
     try:
@@ -233,7 +233,7 @@ def _rejected_request_error(action: str, api_error: ApiException) -> ClusterErro
     remedy = find_advice(message).remedy if api_error.status in (403, 422) else ""
     remedy = remedy or _REMEDIES.get(api_error.status, "try again later, or ask the administrators of the cluster")
     kind = _ERRORS_BY_STATUS.get(api_error.status, ClusterError)
-    return kind(f"cannot {action}: {api_error.status}: {message}; {remedy}")
+    return kind(f"cannot {request_title}: {api_error.status}: {message}; {remedy}")
 
 
 # --- one namespace
@@ -335,7 +335,7 @@ class Cluster:
             name: The name of the object.
             none_if_forbidden: Also return None if the account may not read the object, instead of raising an error.
         """
-        return self._get_object_or_none(f"read {kind} {name}", kind, none_if_forbidden, name=name)
+        return self._send_get_request_or_none(f"read {kind} {name}", kind, none_if_forbidden, name=name)
 
     def delete_object(self, kind: str, name: str) -> bool:
         """Delete an object and the objects that it owns. Return False if the object does not exist.
@@ -357,10 +357,10 @@ class Cluster:
             empty_if_forbidden: Whether to return an empty list if the account may not list this kind, instead of raising an
                 error. Use this for kinds that the pipeline does not need, because its account needs no permission for them.
         """
-        answer = self._get_object_or_none(f"list {kind}s", kind, empty_if_forbidden, label_selector=label_selector)
+        answer = self._send_get_request_or_none(f"list {kind}s", kind, empty_if_forbidden, label_selector=label_selector)
         return (answer or {}).get("items") or []
 
-    def has_right(self, group: str, resource: str, verb: str) -> bool:
+    def has_permission(self, group: str, resource: str, verb: str) -> bool:
         """Return whether the account may use a verb, such as `create`, on a resource in the namespace.
 
         Args:
@@ -459,13 +459,21 @@ class Cluster:
             self._log_ends[pod, container] = "\n".join(line.partition(" ")[2] for line in lines)
         return self._log_ends[pod, container]
 
-    def _get_object_or_none(self, action: str, kind: str, none_if_forbidden: bool, **query: str | None) -> Json | None:
-        """Send a `get` request and return the answer, or None if the server does not find the object or its kind.
+    def _send_get_request_or_none(
+        self, request_title: str, kind: str, none_if_forbidden: bool, **query: str | None
+    ) -> Json | None:
+        """Send a `get` request for an object or a list of objects, and return the answer. Return None if the server does not
+        find the object or its kind.
 
-        If `none_if_forbidden` is set, also return None if the account has no permission for the request.
+        Args:
+            request_title: What the request does, such as "read Job demo-train", for error messages.
+            kind: The kind, one of `KINDS`.
+            none_if_forbidden: Also return None if the account has no permission for the request, instead of raising an
+                error.
+            **query: The name of the object, or the label selector of the list.
         """
         try:
-            return self._request_json(action, "get", kind, **query)
+            return self._request_json(request_title, "get", kind, **query)
         except NotFoundError:
             return None
         except _ForbiddenError:
@@ -473,23 +481,23 @@ class Cluster:
                 raise
             return None
 
-    def _request_json(self, action: str, method: str, kind: str, **arguments: Any) -> Json:
+    def _request_json(self, request_title: str, method: str, kind: str, **arguments: Any) -> Json:
         """Send a request about a kind of object, and return the JSON object in the response.
 
         Args:
-            action: What the request does, for error messages.
+            request_title: What the request does, for error messages.
             method: The name of the client's method, such as `get`.
             kind: The kind, one of `KINDS`.
             **arguments: Further arguments of the client's method.
         """
         arguments |= {"namespace": self.namespace} if KINDS[kind].namespaced else {}
-        response = self._send_with_retries(action, method, _build_client_resource(kind), read_body=True, **arguments)
+        response = self._send_with_retries(request_title, method, _build_client_resource(kind), read_body=True, **arguments)
         answer: dict[str, Any] = json.loads(response.data)
         return answer
 
     def _send_with_retries(
         self,
-        action: str,
+        request_title: str,
         method: str,
         *arguments: Any,
         read_body: bool = False,
@@ -500,7 +508,7 @@ class Cluster:
         """Send a request and return the raw response. Retry the request if the server is busy or does not answer.
 
         Args:
-            action: What the request does, for error messages.
+            request_title: What the request does, for error messages.
             method: The name of the client's method.
             *arguments: Positional arguments of the client's method.
             read_body: Whether to read the complete answer here, so that the request is also retried if the connection
@@ -537,14 +545,14 @@ class Cluster:
                     renewed = True
                     self._client = _create_dynamic_client()
                     continue
-                error, pause = _rejected_request_error(action, refusal), _retry_delay_seconds(attempt, refusal)
+                error, pause = _rejected_request_error(request_title, refusal), _retry_delay_seconds(attempt, refusal)
                 if refusal.status not in _RETRIED_STATUSES or not retry:
                     raise error from refusal
             except urllib3.exceptions.HTTPError as broken:
                 reason = _URLLIB3_PREFIX.sub("", " ".join(str(broken).split()))
                 error = ClusterError(
-                    f"cannot {action}: the cluster at {self._client.configuration.host} does not answer ({reason}); "
-                    "check the network, and the address of the server in the kubeconfig file"
+                    f"cannot {request_title}: the cluster at {self._client.configuration.host} does not answer "
+                    f"({reason}); check the network, and the address of the server in the kubeconfig file"
                 )
                 pause = _retry_delay_seconds(attempt, None)
             waited += time.monotonic() - began + pause

@@ -94,7 +94,7 @@ def follow_step(
             if outcome is None and is_suspended(current):
                 suspension = find_suspension_problem(cluster, current)
                 progress.show_waiting_reason(str(suspension))
-                if start_timer.is_never_admitted(suspension):
+                if start_timer.should_stop_waiting_for_queue(suspension):
                     _delete_step_and_raise(cluster, current, suspension, start_timer)
             else:
                 problem = find_step_problem(cluster, current, pods)
@@ -107,7 +107,7 @@ def follow_step(
                     raise _ERRORS.get(problem.state, FailedError)(str(problem))
                 if problem is None:
                     start_timer.reset()
-                elif start_timer.should_give_up(problem):
+                elif start_timer.should_stop_waiting_for_pods(problem):
                     _delete_step_and_raise(cluster, current, problem, start_timer)
                 progress.show_progress(current, pods)
             cluster.wait_for_change(current, _WATCH_SECONDS)
@@ -153,11 +153,14 @@ class _StartTimer:
         """Set the waiting time to 0. Call this method when the pods have started or the queue has admitted the step."""
         self._waiting_since = None
 
-    def is_never_admitted(self, problem: Problem) -> bool:
-        """Return whether `problem` means that the cluster's job queue will never admit the suspended step.
+    def should_stop_waiting_for_queue(self, problem: Problem) -> bool:
+        """Return whether to give up on a suspended step, because the cluster's job queue will never let it start.
 
-        This is True only if the queue has reported such a problem for 15 seconds, because a queue that is being created may
-        report it for a moment.
+        This is True only if the queue has reported a hopeless problem for 15 seconds, because a queue that is being created
+        may report such a problem for a moment.
+
+        Args:
+            problem: What the suspended step is waiting for, as returned by `find_suspension_problem`.
         """
         if problem.state is not ProblemState.HOPELESS:
             self.reset()
@@ -165,8 +168,8 @@ class _StartTimer:
             self._waiting_since = self._clock()
         return problem.state is ProblemState.HOPELESS and self.waited_seconds >= _PASSING_SECONDS
 
-    def should_give_up(self, problem: Problem) -> bool:
-        """Return whether to give up on a step that has this problem. If not, report the problem once.
+    def should_stop_waiting_for_pods(self, problem: Problem) -> bool:
+        """Return whether to give up on a step whose pods have this problem. If not, report the problem once.
 
         A problem that may pass by itself is reported after it has lasted for 15 seconds.
         """

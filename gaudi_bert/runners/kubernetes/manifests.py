@@ -83,15 +83,15 @@ class Manifests:
     shared: tuple[Manifest, ...]
     steps: dict[str, Manifest]
 
-    def shared_objects_of_kind(self, kind: str) -> list[Manifest]:
-        """Return the shared objects of one kind."""
+    def list_objects_shared_by_steps(self, kind: str) -> list[Manifest]:
+        """Return the objects of one kind that all steps share."""
         return [item for item in self.shared if item["kind"] == kind]
 
     def pod_specs_of_step(self, step: str) -> list[Manifest]:
         """Return the specs of all pods that run a step."""
         # A TrainJob contains no pod specs, so use those of its TrainingRuntime.
         item = self.steps[step]
-        with_pods = self.shared_objects_of_kind("TrainingRuntime") if item["kind"] == "TrainJob" else [item]
+        with_pods = self.list_objects_shared_by_steps("TrainingRuntime") if item["kind"] == "TrainJob" else [item]
         return [spec for each in with_pods for spec in iterate_pod_specs(each)]
 
 
@@ -263,7 +263,7 @@ def _build_pod_count_and_retries(settings: PipelineSettings, step: str, use_fail
     stage = STEPS[step]
     is_sharded = stage.is_shardable and step == stage.name
     pods, spec = 1, {}
-    if is_sharded or (step == "train" and settings.training_pods_start_ranks):
+    if is_sharded or (step == "train" and settings.training_pods_start_own_processes):
         pods = settings.resources.data_workers if is_sharded else settings.resources.workers
         spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
     # A Job has a single limit for the failures of all its pods. If one training pod is lost, all other training pods also
@@ -421,7 +421,7 @@ def _build_kustomize_folder(settings: PipelineSettings, stages: Sequence[str]) -
         if steps:
             files |= _build_kustomization(part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
             parts[part] = [f"{part}/{step}.yaml" for step in steps]
-    base_first = bool(manifests.shared_objects_of_kind("TrainingRuntime"))
+    base_first = bool(manifests.list_objects_shared_by_steps("TrainingRuntime"))
     together = list(parts)
     if settings.resources.cards or settings.kubernetes.queue or base_first:
         together = [part for part in parts if not (base_first and part == "training")][:1]
@@ -438,7 +438,7 @@ def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
     because Jobs are immutable. Without the digest, it would silently keep the Jobs of the old pipeline.
     """
     renamed = copy.deepcopy(manifests)
-    (configuration,) = renamed.shared_objects_of_kind("ConfigMap")
+    (configuration,) = renamed.list_objects_shared_by_steps("ConfigMap")
     configuration["metadata"]["name"] += f"-{hash_json(configuration['data'])[:10]}"
     for step in renamed.steps:
         for spec in renamed.pod_specs_of_step(step):

@@ -67,7 +67,7 @@ def copy_results(settings: PipelineSettings, cluster: Cluster, output_folder: Pa
             f"volume claim {claim} does not exist in namespace {cluster.namespace}, so nothing has run; see `gaudi-bert k8s "
             "status`"
         )
-    job = _build_sender_job(settings, cluster)
+    job = _build_job_that_prints_results(settings, cluster)
     delete_and_wait(cluster, settings, job["kind"], job["metadata"]["name"])
     cluster.create_object(job)
     reporter.say(f"{job['metadata']['name']}: a pod writes the report and prints it to its log")
@@ -79,7 +79,7 @@ def copy_results(settings: PipelineSettings, cluster: Cluster, output_folder: Pa
                 f"the pod of {job['metadata']['name']} was deleted before its log was read; run the same command again"
             )
         log = cluster.read_log_lines(done[0]["metadata"]["name"], select_container_for_logs(done[0]) or "", follow=False)
-        files = _decode_results((line.partition(" ")[2] for line in log), output_folder)
+        files = _decode_results_from_log((line.partition(" ")[2] for line in log), output_folder)
     finally:
         cluster.delete_object(job["kind"], job["metadata"]["name"])
     for path, data in files.items():
@@ -89,8 +89,8 @@ def copy_results(settings: PipelineSettings, cluster: Cluster, output_folder: Pa
     return CopiedResults(output_folder / "report.html", boards[0] if boards else None)
 
 
-def _build_sender_job(settings: PipelineSettings, cluster: Cluster) -> Manifest:
-    """Build a Job that prints the result files to its log, based on the Job of the stage `report`."""
+def _build_job_that_prints_results(settings: PipelineSettings, cluster: Cluster) -> Manifest:
+    """Build a Job that prints the result files of a run to its log, based on the Job of the stage `report`."""
     job = copy.deepcopy(build_manifests(settings, cluster.read_server_version()).steps["report"])
     job["metadata"]["name"] = f"{settings.name}-open"
     spec = job["spec"]
@@ -122,8 +122,8 @@ _LAST = "-----END RESULTS-----"
 _RUNS = ("train", "finetune")
 
 
-def _encode_results(work_folder: Path, reporter: Reporter) -> Iterator[str]:
-    """Encode the report, the metrics and the TensorBoard files of a work folder as lines of text, and yield the lines.
+def _iterate_results_as_base64_lines(work_folder: Path, reporter: Reporter) -> Iterator[str]:
+    """Pack the report, the metrics and the TensorBoard files of a work folder into an archive, and yield it as base64 lines.
 
     Raises:
         FailedError: The report alone is too large for a log.
@@ -147,8 +147,10 @@ def _encode_results(work_folder: Path, reporter: Reporter) -> Iterator[str]:
     yield _LAST
 
 
-def _decode_results(log_lines: Iterable[str], output_folder: Path) -> dict[Path, bytes]:
-    """Decode the files that `_encode_results` wrote to a log. Return a mapping from paths in `output_folder` to contents.
+def _decode_results_from_log(log_lines: Iterable[str], output_folder: Path) -> dict[Path, bytes]:
+    """Decode the files that `_iterate_results_as_base64_lines` wrote to a log.
+
+    Return the content of each file, by its path in `output_folder`.
 
     Raises:
         FailedError: The lines are incomplete or damaged, or a file in the archive would be outside `output_folder`.
@@ -198,7 +200,7 @@ def _write_and_print_results(work_folder: Path) -> int:
 
     try:
         report(work_folder)
-        for line in _encode_results(work_folder, Reporter()):
+        for line in _iterate_results_as_base64_lines(work_folder, Reporter()):
             sys.stdout.write(line + "\n")
     except GaudiBertError as error:
         sys.stderr.write(f"error: {error}\n")

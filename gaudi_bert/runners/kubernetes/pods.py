@@ -19,7 +19,7 @@ from gaudi_bert.runners.training_processes import (
     ROOT_SSH_PORT,
     SSH_KEY,
     USER_SSH_PORT,
-    build_card_environment,
+    build_accelerator_environment,
     build_training_command,
 )
 
@@ -30,7 +30,7 @@ STEP_LABEL = "app.kubernetes.io/component"
 # A Helm release may use the same value of the standard label `app.kubernetes.io/instance`, so that label does not identify
 # our objects. This label does, because only gaudi-bert uses its prefix.
 PIPELINE_LABEL = "gaudi-bert.io/pipeline"
-CARD_RESOURCE = "habana.ai/gaudi"
+ACCELERATOR_RESOURCE = "habana.ai/gaudi"
 _EFA_RESOURCE = "vpc.amazonaws.com/efa"
 _HUGE_PAGES = "hugepages-2Mi"
 _MEBIBYTE = 2**20
@@ -45,7 +45,7 @@ _GRACE_SECONDS = 120
 _RECIPES = "/var/cache/gaudi-bert"
 # The cache of compiled graphs uses file locks, which do not work on network file systems. So keep the cache on the node's
 # disk.
-_CARD_VARIABLES = build_card_environment(_RECIPES)
+_ACCELERATOR_VARIABLES = build_accelerator_environment(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
 # The launcher forwards object store credentials to ranks in other pods. A secret defines the variables, so their names are
 # not known here. `stop_ranks` therefore replaces each pattern with the names of matching variables in the launcher's pod.
@@ -73,7 +73,7 @@ def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_train
         for_trainjob: Whether the pod belongs to a TrainJob, whose controller sets the rendezvous variables itself.
     """
     stage = STEPS[step]
-    on_nodes = step == "train" and settings.training_pods_start_ranks
+    on_nodes = step == "train" and settings.training_pods_start_own_processes
     if stage.is_distributed and not on_nodes:
         # The settings may configure several workers for an MPIJob, but this Job has only one pod, which is one worker.
         resources = settings.resources.model_copy(update={"workers": 1})
@@ -94,7 +94,7 @@ def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_train
         spec["subdomain"] = f"{settings.name}-train"
         environment += _build_rendezvous_variables(settings)
     if stage.is_distributed:
-        environment = _build_environment(settings, environment, _CARD_VARIABLES if cards else {})
+        environment = _build_environment(settings, environment, _ACCELERATOR_VARIABLES if cards else {})
     container = {
         **_build_container(
             "node" if for_trainjob else stage.name,
@@ -121,9 +121,9 @@ def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_train
 def build_launcher_pod_template(settings: PipelineSettings) -> Manifest:
     """Return the pod template for the launcher of an MPIJob. The launcher runs mpirun and can be placed on any node."""
     stage, cards = STEPS["train"], settings.resources.cards > 0
-    card_environment = _CARD_VARIABLES | (_EFA_VARIABLES if settings.kubernetes.efa else {})
+    variables = _ACCELERATOR_VARIABLES | (_EFA_VARIABLES if settings.kubernetes.efa else {})
     given: list[Manifest] = [] if cards else [{"name": "HOME", "value": "/tmp"}]
-    environment = _build_environment(settings, given, card_environment if cards else {})
+    environment = _build_environment(settings, given, variables if cards else {})
     names = [variable["name"] for variable in environment]
     command = build_training_command(
         settings,
@@ -136,7 +136,7 @@ def build_launcher_pod_template(settings: PipelineSettings) -> Manifest:
     container = {
         **_build_container("train", settings, stage, command, environment, ["scratch"]),
         "securityContext": {"allowPrivilegeEscalation": False} if cards else _USER,
-        "resources": _add_scratch_request(settings, _build_resources_without_cards(settings.resources.launcher)),
+        "resources": _add_ephemeral_storage_request(settings, _build_cpu_and_memory_resources(settings.resources.launcher)),
     }
     container["volumeMounts"] += _build_passwd_mounts(settings)
     spec = {
@@ -251,7 +251,7 @@ def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
     for mount in container["volumeMounts"]:
         if mount["name"] == "work":
             mount["readOnly"] = True
-    return {**container, "securityContext": _USER, "resources": _build_resources_without_cards(settings.resources.waiting)}
+    return {**container, "securityContext": _USER, "resources": _build_cpu_and_memory_resources(settings.resources.waiting)}
 
 
 def _work_root_in_pod(settings: PipelineSettings) -> str:
@@ -278,7 +278,7 @@ def _build_step_command(settings: PipelineSettings, step: str) -> list[str]:
         command += ["--shard", f"$(JOB_COMPLETION_INDEX)/{resources.data_workers}"]
     if step == "finetune":
         command += ["--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
-    starts_itself = step == "train" and settings.training_pods_start_ranks
+    starts_itself = step == "train" and settings.training_pods_start_own_processes
     if stage.is_distributed and not starts_itself and stage_engine(settings, stage) == "tensorflow":
         return build_training_command(settings, command, over_ssh=False)
     return command
@@ -293,16 +293,18 @@ def _build_stage_resources(settings: PipelineSettings, stage: Stage) -> Manifest
     resources = settings.resources
     if stage.runs_model and resources.cards:
         requests = (
-            _build_requests_with_all_cards(settings) if stage.is_distributed else _build_requests_with_one_card(resources)
+            _build_resource_requests_for_all_accelerators(settings)
+            if stage.is_distributed
+            else _build_resource_requests_for_one_accelerator(resources)
         )
-        return _add_scratch_request(settings, {"requests": requests, "limits": dict(requests)})
-    return _add_scratch_request(
-        settings, _build_resources_without_cards(resources.training if stage.runs_model else resources.data)
+        return _add_ephemeral_storage_request(settings, {"requests": requests, "limits": dict(requests)})
+    return _add_ephemeral_storage_request(
+        settings, _build_cpu_and_memory_resources(resources.training if stage.runs_model else resources.data)
     )
 
 
-def _build_resources_without_cards(pod_resources: PodResources) -> Manifest:
-    """Return the resource requests and limits of a container that uses no Gaudi cards."""
+def _build_cpu_and_memory_resources(pod_resources: PodResources) -> Manifest:
+    """Return the CPU and memory requests and limits of a container that uses no accelerators."""
     limits = {"cpu": pod_resources.cpu_limit} if pod_resources.cpu_limit else {}
     return {
         "requests": {"cpu": pod_resources.cpu, "memory": pod_resources.memory},
@@ -310,10 +312,14 @@ def _build_resources_without_cards(pod_resources: PodResources) -> Manifest:
     }
 
 
-def _build_requests_with_all_cards(settings: PipelineSettings) -> dict[str, str]:
-    """Return the resource requests of a training worker that uses all of its Gaudi cards."""
+def _build_resource_requests_for_all_accelerators(settings: PipelineSettings) -> dict[str, str]:
+    """Return the resource requests of a training worker, which uses all accelerators (Gaudi cards) that it has."""
     resources = settings.resources
-    requests = {"cpu": resources.training.cpu, "memory": resources.training.memory, CARD_RESOURCE: str(resources.cards)}
+    requests = {
+        "cpu": resources.training.cpu,
+        "memory": resources.training.memory,
+        ACCELERATOR_RESOURCE: str(resources.cards),
+    }
     if parse_quantity(resources.hugepages_2Mi):
         requests[_HUGE_PAGES] = resources.hugepages_2Mi
     if settings.kubernetes.efa:
@@ -321,8 +327,8 @@ def _build_requests_with_all_cards(settings: PipelineSettings) -> dict[str, str]
     return requests
 
 
-def _build_requests_with_one_card(resources: ResourceSettings) -> dict[str, str]:
-    """Return the resource requests of a container that uses one Gaudi card.
+def _build_resource_requests_for_one_accelerator(resources: ResourceSettings) -> dict[str, str]:
+    """Return the resource requests of a container that uses a single accelerator (Gaudi card).
 
     They are the resources of a training worker, divided by the number of its cards.
     """
@@ -331,7 +337,7 @@ def _build_requests_with_one_card(resources: ResourceSettings) -> dict[str, str]
     requests = {
         "cpu": str(cores // 1000) if cores >= 1000 else f"{max(cores, 1)}m",
         "memory": f"{memory}Mi",
-        CARD_RESOURCE: "1",
+        ACCELERATOR_RESOURCE: "1",
     }
     # Kubernetes rejects an amount that is not a multiple of the huge page size, so round it down to a multiple of 2 MiB.
     huge_pages = int(parse_quantity(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
@@ -340,10 +346,11 @@ def _build_requests_with_one_card(resources: ResourceSettings) -> dict[str, str]
     return requests
 
 
-def _add_scratch_request(settings: PipelineSettings, resources: Manifest) -> Manifest:
-    """Add the disk space of /tmp to the resource requests, unless `kubernetes.request_scratch` is false.
+def _add_ephemeral_storage_request(settings: PipelineSettings, resources: Manifest) -> Manifest:
+    """Add the disk space of /tmp, which Kubernetes calls ephemeral storage, to the resource requests of a container.
 
-    With this request, the pod is not scheduled on a node whose disk is full.
+    Nothing is added if `kubernetes.request_scratch` is false. With this request, the pod is not scheduled on a node whose
+    disk is full.
     """
     if not settings.kubernetes.request_scratch:
         return resources

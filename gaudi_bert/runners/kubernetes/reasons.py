@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.runners.kubernetes.client import Cluster, Json, format_object_title
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
-from gaudi_bert.runners.kubernetes.pods import CARD_RESOURCE, STEP_LABEL
+from gaudi_bert.runners.kubernetes.pods import ACCELERATOR_RESOURCE, STEP_LABEL
 from gaudi_bert.runners.kubernetes.remedies import find_advice
 from gaudi_bert.runners.stage_table import STEPS
 from gaudi_bert.runners.training_processes import RANK_TAG
@@ -101,7 +101,7 @@ def find_step_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Prob
         pods: All pods of the step.
     """
     problems = [
-        replace(problem, occurrence=_get_pod_restart_id(pod))
+        replace(problem, occurrence=_format_uid_and_restart_count(pod))
         for pod in select_newest_pods(pods)
         if (problem := _find_pod_problem(cluster, pod, pods)) is not None
     ]
@@ -136,8 +136,11 @@ def _get_pod_task_id(pod: Json) -> str:
     )
 
 
-def _get_pod_restart_id(pod: Json) -> str:
-    """Return a key that changes if a pod is replaced or one of its containers is restarted."""
+def _format_uid_and_restart_count(pod: Json) -> str:
+    """Return the UID of a pod and the number of its restarts as one text.
+
+    The text changes if the pod is replaced or one of its containers is restarted.
+    """
     starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
     return f"{pod['metadata'].get('uid') or _object_name(pod)}, start {starts}"
 
@@ -298,7 +301,7 @@ def _find_memory_limit(pod: Json, container_name: str) -> _MemoryLimit:
         setting = "resources.launcher"
     if container_name == "wait":
         setting = "resources.waiting"
-    key = "memory" if CARD_RESOURCE in limits else "memory_limit"
+    key = "memory" if ACCELERATOR_RESOURCE in limits else "memory_limit"
     return _MemoryLimit(limits.get("memory", "none"), f"{setting}.{key}")
 
 

@@ -85,14 +85,20 @@ def run_on_kubernetes(
         if dry_run.error is not None:
             raise dry_run.error
     _check_no_other_run_is_active(
-        cluster, settings, [_add_digest(item, manifests, _work_storage_id(settings, claim)) for item in steps.values()]
+        cluster,
+        settings,
+        [
+            _annotate_job_with_input_digest(item, manifests, _get_store_url_or_claim_uid(settings, claim))
+            for item in steps.values()
+        ],
     )
     if claim is not None and is_pipeline_object(settings, claim) and should_recreate_claim(cluster, settings, claim):
         delete_and_wait(cluster, settings, "PersistentVolumeClaim", claim["metadata"]["name"])
     claim = _create_shared_objects(cluster, settings, manifests) or claim
+    storage_id = _get_store_url_or_claim_uid(settings, claim)
     summary: dict[str, StepResult] = {}
     for step, unsigned in steps.items():
-        item = _add_digest(unsigned, manifests, _work_storage_id(settings, claim))
+        item = _annotate_job_with_input_digest(unsigned, manifests, storage_id)
         reporter.say(f"--- {step}: {format_object_title(item)} in namespace {cluster.namespace}")
         try:
             summary[step] = _run_step(cluster, settings, item, reporter)
@@ -189,46 +195,49 @@ def _check_no_other_run_is_active(cluster: Cluster, settings: PipelineSettings, 
     Raises:
         InputError: The pipeline has an active Job on the cluster whose digest differs from that of the Job in `jobs`.
     """
-    ours = {(item["kind"], item["metadata"]["name"]): _read_digest(item) for item in jobs}
+    ours = {(item["kind"], item["metadata"]["name"]): _read_digest_annotation(item) for item in jobs}
     used = {kind for kind, _ in ours}
     for kind in POD_LABELS:
         for job in cluster.list_objects(kind, pipeline_label_selector(settings), empty_if_forbidden=kind not in used):
             name = job["metadata"]["name"]
             if job["metadata"]["labels"].get(STEP_LABEL) == OPEN_COMPONENT or not is_pipeline_object(settings, job):
                 continue
-            if read_job_outcome(job) is None and ours.get((kind, name)) != _read_digest(job):
+            if read_job_outcome(job) is None and ours.get((kind, name)) != _read_digest_annotation(job):
                 raise InputError(
                     f"{kind} {name} of another run uses the same work folder; wait until it ends (`gaudi-bert k8s status`), "
                     "stop it (`gaudi-bert k8s delete`), or give this pipeline another name"
                 )
 
 
-def _work_storage_id(settings: PipelineSettings, claim: Json | None) -> str:
+def _get_store_url_or_claim_uid(settings: PipelineSettings, claim: Json | None) -> str:
     """Return a text that identifies the storage of the work folder.
 
-    This is the URL of the object store, or the UID of the volume claim, or "" if the claim does not exist yet.
+    This is the URL of the object store if the work folder is in one. Otherwise, it is the UID of the volume claim, or "" if
+    the claim does not exist yet.
     """
     return settings.kubernetes.store or ("" if claim is None else str(claim["metadata"].get("uid", "")))
 
 
-def _add_digest(job: Manifest, manifests: Manifests, storage_id: str) -> Manifest:
-    """Return a copy of a step's manifest, annotated with a digest of everything that can change the step's result.
+def _annotate_job_with_input_digest(job: Manifest, manifests: Manifests, storage_id: str) -> Manifest:
+    """Return a copy of a step's Job, annotated with a digest of everything that can change the step's result.
 
     The digest covers the manifest, the pipeline file, the storage and, for a TrainJob, the TrainingRuntime.
 
     Args:
-        job: The manifest of the step.
+        job: The Job, MPIJob or TrainJob of the step.
         manifests: All objects of the pipeline.
-        storage_id: The result of `_work_storage_id`.
+        storage_id: The result of `_get_store_url_or_claim_uid`.
     """
-    inputs = [each["data"] for each in manifests.shared_objects_of_kind("ConfigMap")]
-    inputs += [each["spec"] for each in manifests.shared_objects_of_kind("TrainingRuntime") if job["kind"] == "TrainJob"]
+    inputs = [each["data"] for each in manifests.list_objects_shared_by_steps("ConfigMap")]
+    inputs += [
+        each["spec"] for each in manifests.list_objects_shared_by_steps("TrainingRuntime") if job["kind"] == "TrainJob"
+    ]
     digest = {_DIGEST_ANNOTATION: hash_json([job, inputs, storage_id])}
     return {**job, "metadata": {**job["metadata"], "annotations": {**job["metadata"].get("annotations", {}), **digest}}}
 
 
-def _read_digest(job: Manifest) -> str | None:
-    """Return the digest that `_add_digest` stored in an object's annotations, or None if there is none."""
+def _read_digest_annotation(job: Manifest) -> str | None:
+    """Return the digest that `_annotate_job_with_input_digest` stored in the annotations of an object, or None."""
     return (job["metadata"].get("annotations") or {}).get(_DIGEST_ANNOTATION)
 
 
@@ -285,10 +294,10 @@ def _submit_unless_complete(cluster: Cluster, settings: PipelineSettings, job: M
         if existing is not None:
             check_belongs_to_pipeline(settings, existing, kind)
             outcome = read_job_outcome(existing)
-            if _read_digest(existing) == _read_digest(job) and outcome == "complete":
+            if _read_digest_annotation(existing) == _read_digest_annotation(job) and outcome == "complete":
                 reporter.say(f"{name}: already complete, nothing to do")
                 return False
-            if _read_digest(existing) == _read_digest(job) and outcome is None:
+            if _read_digest_annotation(existing) == _read_digest_annotation(job) and outcome is None:
                 reporter.say(f"{name}: already submitted, this run follows it")
                 return True
             if outcome is None:

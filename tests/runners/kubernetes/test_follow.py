@@ -46,7 +46,7 @@ class Told:
         if problem is None:
             self._waits.reset()
         else:
-            assert not self._waits.should_give_up(problem)
+            assert not self._waits.should_stop_waiting_for_pods(problem)
         return self._said.getvalue()[before:].splitlines()
 
 

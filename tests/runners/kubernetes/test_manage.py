@@ -11,7 +11,7 @@ from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.doctor import _list_required_rights
+from gaudi_bert.runners.doctor import _list_required_permissions
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.manifests import build_manifests
@@ -172,7 +172,7 @@ def test_the_role_allows_all_that_is_used_and_no_more(
     assert server.verbs - {("list", "deployments")} == allowed
     nodes = [*TWO, "training.engine=pytorch"]
     pipelines = [load_pipeline(None, each) for each in (TWO, nodes, [*nodes, "kubernetes.training=trainjob"])]
-    rights = [right for each in pipelines for right in _list_required_rights(build_manifests(each), uses_queue=True)]
+    rights = [right for each in pipelines for right in _list_required_permissions(build_manifests(each), uses_queue=True)]
     assert {(verb, resource) for _, resource, verb in rights} == allowed
 
 

@@ -111,7 +111,7 @@ def test_only_pods_that_train_together_reach_one_another(variant: str, label: st
 
 def test_where_no_policy_is_wanted_or_works_there_is_none() -> None:
     for variant in ("as it is", "cards, mpijob and EFA", "open mpijob in a queue", "open nodes in a queue"):
-        assert build_manifests(cluster_settings(PIPELINES[0], variant)).shared_objects_of_kind("NetworkPolicy") == []
+        assert build_manifests(cluster_settings(PIPELINES[0], variant)).list_objects_shared_by_steps("NetworkPolicy") == []
 
 
 def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:

@@ -20,7 +20,11 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import open_results as module
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.open_results import _decode_results, _encode_results, copy_results
+from gaudi_bert.runners.kubernetes.open_results import (
+    _decode_results_from_log,
+    _iterate_results_as_base64_lines,
+    copy_results,
+)
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.plans import write_workdir
@@ -57,7 +61,9 @@ def open_demo(server: FakeApiServer, cluster: Cluster, folder: Path, tmp_path: P
     """Opens the work folder, which a pod sends."""
     server.put_own("PersistentVolumeClaim", "demo-work", spec={}, status={"phase": "Bound"})
     server.script("demo-open", active(running("open-x", "report")), complete(succeeded("open-x", "report")))
-    server.logs["open-x"] = [f"2026-01-01T00:00:00Z {line}" for line in _encode_results(folder, Reporter(quiet=True))]
+    server.logs["open-x"] = [
+        f"2026-01-01T00:00:00Z {line}" for line in _iterate_results_as_base64_lines(folder, Reporter(quiet=True))
+    ]
     return lambda: copy_results(DEMO, cluster, tmp_path / "here", reporter)
 
 
@@ -126,7 +132,9 @@ def test_a_work_folder_in_a_store_is_opened_from_there(cluster: Cluster, tmp_pat
 
 
 def received(lines: list[str]) -> dict[str, bytes]:
-    return {path.relative_to("/out").as_posix(): data for path, data in _decode_results(lines, Path("/out")).items()}
+    return {
+        path.relative_to("/out").as_posix(): data for path, data in _decode_results_from_log(lines, Path("/out")).items()
+    }
 
 
 def lines_of(members: Sequence[tuple[tarfile.TarInfo, bytes]]) -> list[str]:
@@ -154,7 +162,7 @@ def test_only_regular_files_are_received() -> None:
 
 
 def test_what_is_sent_is_received_among_other_lines(folder: Path) -> None:
-    lines = list(_encode_results(folder, Reporter(quiet=True)))
+    lines = list(_iterate_results_as_base64_lines(folder, Reporter(quiet=True)))
     assert received(["work/demo/report.html: written", *lines, "the end"]) == FILES
     assert max(map(len, lines)) < 16_384, "longer lines are split by the node"
 
@@ -162,17 +170,17 @@ def test_what_is_sent_is_received_among_other_lines(folder: Path) -> None:
 def test_curves_that_are_too_large_are_left_out_and_that_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 10_000)
     said = io.StringIO()
-    lines = list(_encode_results(folder, Reporter(said)))
+    lines = list(_iterate_results_as_base64_lines(folder, Reporter(said)))
     assert received(lines).keys() == {"report.html", "train/metrics.jsonl", "finetune/metrics.jsonl"}
     assert "the TensorBoard files are too large for a log, so they are left out" in said.getvalue()
     monkeypatch.setattr(module, "_MOST_BYTES", 10)
     with pytest.raises(FailedError, match="the report is too large for a log"):
-        list(_encode_results(folder, Reporter(quiet=True)))
+        list(_iterate_results_as_base64_lines(folder, Reporter(quiet=True)))
 
 
 @pytest.mark.parametrize("what", ["first", "line", "last", "changed", "no base64"])
 def test_a_log_that_is_not_whole_is_refused(what: str, folder: Path) -> None:
-    lines = list(_encode_results(folder, Reporter(quiet=True)))
+    lines = list(_iterate_results_as_base64_lines(folder, Reporter(quiet=True)))
     broken = {
         "first": lines[1:],
         "line": [lines[0], *lines[2:]],

@@ -118,7 +118,7 @@ def test_a_trainjob_runs_the_pods_of_the_job_and_lets_trainer_tell_them_who_they
     manifests = build_manifests(cluster_settings(PIPELINES[0], "trainjob"))
     train = manifests.steps["train"]
     runtime = shared(manifests, "TrainingRuntime")
-    assert manifests.shared_objects_of_kind("Service") == []
+    assert manifests.list_objects_shared_by_steps("Service") == []
     assert train["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == train["metadata"]["name"]
     (pod,) = manifests.pod_specs_of_step("train")
     ours, theirs = job["containers"][0], pod["containers"][0]
@@ -157,7 +157,7 @@ def test_evaluation_takes_one_card_and_its_share_of_a_worker() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_no_pod_has_a_volume_for_the_work_folder(workers: int) -> None:
     manifests = build_manifests(load_pipeline(None, [*STORE, f"resources.workers={workers}"]))
-    assert manifests.shared_objects_of_kind("PersistentVolumeClaim") == []
+    assert manifests.list_objects_shared_by_steps("PersistentVolumeClaim") == []
     for item in manifests.steps.values():
         for spec in iterate_pod_specs(item):
             assert "work" not in {volume["name"] for volume in spec["volumes"]}
