@@ -33,18 +33,13 @@ def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
     return functional.linear(inputs, weights, bias)
 
 
-class _LinearPatch(TorchFunctionMode):
-    """A context that replaces `torch.nn.functional.linear` with `_patched_linear`."""
+class FastLinearLayers(TorchFunctionMode):
+    """A context in which the linear layers of all modules call `linear`, which is faster for large matrices."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         del types
         compute = _patched_linear if function is functional.linear else function
         return compute(*arguments, **(options or {}))
-
-
-def patch_linear_layers() -> TorchFunctionMode:
-    """Return a context in which the linear layers of all modules call `linear`, which is faster for large matrices."""
-    return _LinearPatch()
 
 
 def _patched_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -26,8 +26,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.encoders.encoder_weights import find_persistent_buffers, read_architecture, read_model, read_model_sizes
-from gaudi_bert.encoders.matrix_products import patch_linear_layers
+from gaudi_bert.encoders.encoder_weights import read_architecture, read_model, read_model_sizes
+from gaudi_bert.encoders.matrix_products import FastLinearLayers
 from gaudi_bert.encoders.pack_inputs import (
     PackInputs,
     build_additive_masks,
@@ -145,10 +145,6 @@ class PackedModel:
                 return upcast_to_float32(self._run_head(hidden_BLH.to(self._dtype)))
             return upcast_to_float32(self._compute_outputs_per_text(hidden_BLH.to(self._dtype), batch))
 
-    def find_persistent_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers that are stored together with the parameters, such as running statistics of layers, by name."""
-        return find_persistent_buffers(self.module)
-
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
@@ -175,7 +171,7 @@ class PackedModel:
         if patches and self.module.training:  # recomputed layers must not be patched in only one of the two passes
             names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # in current and older transformers
             patches = not next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
-        with patch_linear_layers() if patches else nullcontext():
+        with FastLinearLayers() if patches else nullcontext():
             return cast(Tensor, extract_logits_or_hidden_states(self._encoder(**inputs)))
 
     def _compute_outputs_per_text(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:

@@ -33,6 +33,24 @@ def identical(actual: Any, expected: Any) -> None:
         assert actual == expected, f"{actual!r} and {expected!r}"
 
 
+def agree_with_gradients(ours: Any, theirs: Any, *inputs: Any, relative: float = 1e-5) -> None:
+    """Fail unless two PyTorch functions agree in their outputs, and in the gradients of the inputs that require one.
+
+    The loss is the sum of the outputs, each multiplied by a random number.
+    """
+    __tracebackhide__ = True
+    import torch
+
+    results = []
+    for function in (ours, theirs):
+        outputs = function(*inputs)
+        weights = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1))
+        trained = [each for each in inputs if each.requires_grad]
+        gradients = torch.autograd.grad((outputs * weights).sum(), trained)
+        results.append({number: each.detach().numpy() for number, each in enumerate((outputs, *gradients))})
+    _agree(*results, relative, None, "")
+
+
 def _agree(actual: Any, expected: Any, relative: float, scale: float | None, where: str) -> None:
     __tracebackhide__ = True
     if isinstance(expected, dict):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", exc_type=ImportError)
-
-from gaudi_bert.encoders import matrix_products  # noqa: E402
-from gaudi_bert.encoders.matrix_products import (  # noqa: E402
+from gaudi_bert.encoders import matrix_products
+from gaudi_bert.encoders.matrix_products import (
     OneDnnLinear,
     convert_linear_layers_for_inference,
     convert_to_onednn_layout,
@@ -15,7 +14,7 @@ from gaudi_bert.encoders.matrix_products import (  # noqa: E402
     multiply,
     onednn_supports,
 )
-from tests.builders.agree import agree  # noqa: E402
+from tests.builders.agree import agree
 
 
 @pytest.mark.parametrize(("part", "capability"), [(4, "AVX512"), (768, "AVX512"), (768, "AVX2")])
@@ -52,7 +51,7 @@ def test_linear_layers_of_any_module(shape: tuple[int, ...], monkeypatch: pytest
     layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3, bias=False))
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
     exact = layers(inputs)
-    with matrix_products.patch_linear_layers():
+    with matrix_products.FastLinearLayers():
         result = layers(inputs)
         with torch.autocast("cpu", torch.bfloat16):
             assert layers(inputs).dtype == torch.bfloat16

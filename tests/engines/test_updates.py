@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", exc_type=ImportError)
-pytest.importorskip("tensorflow", exc_type=ImportError)
-
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, UpdateScalars

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.encoder_weights import build_library_config, find_model_class
+from gaudi_bert.encoders.encoder_weights import build_library_config, find_model_class, find_persistent_buffers
 from gaudi_bert.encoders.matrix_products import convert_linear_layers_for_inference
 from gaudi_bert.encoders.pack_inputs_trial import determine_inputs_for_packs
 from gaudi_bert.encoders.packed_model import PackedModel
@@ -104,7 +104,7 @@ class TorchEncoder(TorchModel):
 
     def persistent_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that checkpoints contain in addition to the parameters, by name."""
-        return self.packed.find_persistent_buffers()
+        return find_persistent_buffers(self.module)
 
     def has_weight_decay(self, name: str) -> bool:
         """Return whether weight decay applies to a variable. Biases and the parameters of normalization layers have no

@@ -48,8 +48,7 @@ class TensorFlowUpdates:
         self.graphs: list[tf.Graph] = []
         self._lengths: set[int] = set()
         self._single_update = make_graph_function(self._trace_single_update)
-        self._first_micro_batch = make_graph_function(self._store_micro_batch_gradients)
-        self._next_micro_batch = make_graph_function(self._add_micro_batch_gradients)
+        self._accumulate = make_graph_function(self._accumulate_micro_batch_gradients)
         self._outputs = make_graph_function(self._trace_forward_pass)
         self._finish = make_graph_function(self._apply_update)
 
@@ -78,11 +77,10 @@ class TensorFlowUpdates:
         if self._is_single_graph:
             (only,) = inputs
             return self._single_update(*only, tensors).numpy
-        self._report_to_watchdog(0, update, inputs[0][0])
-        sums = self._first_micro_batch(*inputs[0])
-        for number, each in enumerate(inputs[1:], start=1):
+        sums: tf.Tensor = None
+        for number, each in enumerate(inputs):
             self._report_to_watchdog(number, update, each[0])
-            sums = self._next_micro_batch(*each, sums)
+            sums = self._accumulate(*each, sums)
         if self._communicator.size > 1:
             sums.numpy()  # waits until the device has finished the passes
             self._communicator.record_waiting_for_others()
@@ -182,28 +180,25 @@ class TensorFlowUpdates:
         gradients, sums = self._compute_gradients(batch, seed, loss_factors)
         return self._apply_update(gradients, sums, scalars)
 
-    def _store_micro_batch_gradients(
-        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, loss_factors: tf.Tensor
+    def _accumulate_micro_batch_gradients(
+        self,
+        batch: Mapping[str, tf.Tensor],
+        seed: tf.Tensor,
+        loss_factors: tf.Tensor,
+        previous_sums: tf.Tensor | None,
     ) -> tf.Tensor:
-        """Run the forward and backward pass of the first micro-batch, and store its gradients. Return the sums over the
-        micro-batch that give the loss and the metrics.
-        """
-        gradients, sums = self._compute_gradients(batch, seed, loss_factors)
-        for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
-            accumulated.assign(gradient)
-        return sums
-
-    def _add_micro_batch_gradients(
-        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, loss_factors: tf.Tensor, previous_sums: tf.Tensor
-    ) -> tf.Tensor:
-        """Run the forward and backward pass of another micro-batch of an update, and add its gradients to the stored ones.
+        """Run the forward and backward pass of a micro-batch, and add its gradients to the stored ones. For the first
+        micro-batch of an update, `previous_sums` is None, and its gradients replace the stored ones.
 
         Return the head's loss and metric sums over all micro-batches so far.
         """
         gradients, sums = self._compute_gradients(batch, seed, loss_factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
-            accumulated.assign_add(gradient)
-        return previous_sums + sums
+            if previous_sums is None:
+                accumulated.assign(gradient)
+            else:
+                accumulated.assign_add(gradient)
+        return sums if previous_sums is None else previous_sums + sums
 
     def _trace_forward_pass(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         """Run the model on a micro-batch, and return the outputs of its head."""

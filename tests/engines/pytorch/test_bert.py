@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch", exc_type=ImportError)
-
-from gaudi_bert.engines.pytorch import cpu_operations  # noqa: E402
-from gaudi_bert.engines.pytorch.bert import (  # noqa: E402
+from gaudi_bert.engines.pytorch import cpu_operations
+from gaudi_bert.engines.pytorch.bert import (
+    Attention,
     _fused_attention,
     _make_additive_attention_mask,
     _plain_attention,
@@ -18,8 +20,8 @@ from gaudi_bert.engines.pytorch.bert import (  # noqa: E402
     supports_varlen_attention,
     varlen_attention,
 )
-from gaudi_bert.engines.pytorch.cpu_operations import tiled_attention  # noqa: E402
-from tests.builders.agree import agree  # noqa: E402
+from gaudi_bert.engines.pytorch.cpu_operations import tiled_attention
+from tests.builders.agree import agree, agree_with_gradients
 
 LENGTH, PACKS, HEADS, SIZE = 67, 2, 3, 8
 
@@ -37,20 +39,17 @@ def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> No
     random = torch.Generator().manual_seed(sequences)
     inputs = [torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random, requires_grad=True) for _ in range(3)]
     bias = _make_additive_attention_mask(masks(sequences), causal, torch.float32)
-    weights = torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random)
-    found = []
-    for form in (_plain_attention, _fused_attention, tiled_attention):
-        context = form(*inputs, bias, 0.0)
-        found.append([context.detach(), *torch.autograd.grad((context * weights).sum(), inputs)])
-    for plain, *others in zip(*found, strict=True):
-        for other in others:
-            agree(other.numpy(), plain.numpy(), 1e-5)
+    fused, tiled, plain = (
+        partial(form, bias_B1PL=bias, dropout_rate=0.0) for form in (_fused_attention, tiled_attention, _plain_attention)
+    )
+    agree_with_gradients(fused, plain, *inputs)
+    agree_with_gradients(tiled, plain, *inputs)
     changed = [tensor.detach().clone() for tensor in inputs]
     for tensor in changed[1:]:
         tensor[0, :, masks(sequences)[0] != 1] += 1.0  # all but the first sequence
     own = masks(sequences)[0] == 1
-    moved = _fused_attention(changed[0], changed[1], changed[2], bias, 0.0)
-    assert torch.equal(moved[0, :, own], found[1][0][0, :, own]), "a neighbour is not seen, not by one bit"
+    before, moved = fused(*inputs), fused(*changed)
+    assert torch.equal(moved[0, :, own], before[0, :, own]), "a neighbour is not seen, not by one bit"
 
 
 @pytest.mark.parametrize("together", [1, 2 * LENGTH**2, 1 << 18])
@@ -61,17 +60,13 @@ def test_attention_of_some_heads_at_a_time(rate: float, together: int, monkeypat
     random = torch.Generator().manual_seed(1)
     shape = (PACKS, LENGTH, HEADS, SIZE)
     inputs = [torch.randn(shape, generator=random).transpose(1, 2).requires_grad_() for _ in range(3)]
-    bias, weights, found = (
-        _make_additive_attention_mask(masks(3), False, torch.float32),
-        torch.randn(shape, generator=random),
-        [],
-    )
-    for form in (_plain_attention, tiled_attention):
+    bias = _make_additive_attention_mask(masks(3), False, torch.float32)
+
+    def attend(form: Attention, *inputs: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(5)
-        context = form(*inputs, bias, rate)
-        found.append([context.detach(), *torch.autograd.grad((context.transpose(1, 2) * weights).sum(), inputs)])
-    for plain, ours in zip(*found, strict=True):
-        agree(ours.numpy(), plain.numpy(), 1e-5)
+        return form(*inputs, bias, rate).transpose(1, 2)
+
+    agree_with_gradients(partial(attend, tiled_attention), partial(attend, _plain_attention), *inputs)
 
 
 def test_dropout_keeps_the_mean_and_drops_its_share() -> None:

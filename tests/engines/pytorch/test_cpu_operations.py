@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", exc_type=ImportError)
-
-from gaudi_bert.engines.pytorch import cpu_operations  # noqa: E402
-from tests.builders.agree import agree  # noqa: E402
+from gaudi_bert.engines.pytorch import cpu_operations
+from tests.builders.agree import agree, agree_with_gradients
 
 
 @pytest.mark.parametrize(("rows", "classes", "together"), [(1, 1, 1), (7, 31, 64), (13, 5, 1 << 18)])
@@ -16,14 +17,8 @@ def test_losses_some_rows_at_a_time(rows: int, classes: int, together: int, monk
     random = torch.Generator().manual_seed(rows)
     logits = (30 * torch.randn(rows, classes, generator=random)).requires_grad_()
     labels = torch.randint(classes, (rows,), generator=random)
-    weights, found = torch.randn(rows, generator=random), []
-    for losses in (
-        cpu_operations.cross_entropy(logits, labels),
-        torch.nn.functional.cross_entropy(logits, labels, reduction="none"),
-    ):
-        found.append([losses.detach(), *torch.autograd.grad((losses * weights).sum(), logits)])
-    for ours, right_one in zip(*found, strict=True):
-        agree(ours.numpy(), right_one.numpy(), 1e-5)
+    right = partial(torch.nn.functional.cross_entropy, reduction="none")
+    agree_with_gradients(cpu_operations.cross_entropy, right, logits, labels)
 
 
 @pytest.mark.parametrize("used", ["looked up", "multiplied", "both"])

@@ -9,10 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch", exc_type=ImportError)
-
 import torch
 from torch import distributed as torch_distributed
 from torch import multiprocessing

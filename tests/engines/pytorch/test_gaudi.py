@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", exc_type=ImportError)
-
 import torch
 from torch.utils import backend_registration
 
@@ -227,15 +224,21 @@ def check_rank(events: Events, rank: int, size: int) -> None:
     assert {event["type"] for event in sums} == {"float32"}
 
 
+def check_ranks(out: Path) -> list[Events]:
+    """Check what both processes called, and return it."""
+    ranks = calls_of(out)
+    assert len(ranks) == 2
+    for rank, events in enumerate(ranks):
+        check_rank(events, rank, 2)
+    return ranks
+
+
 def test_processes_of_mpirun_connect_by_hccl_and_end_well(folder: Path, tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("MPIRUN MISSING: install Debian's openmpi-bin")
     command = train_command(tmp_path / "run", "precision=bfloat16", "compile=false")
     assert "3 updates" in run(folder, tmp_path, command, [*MPIRUN.split(), sys.executable]).stdout
-    ranks = calls_of(tmp_path)
-    assert len(ranks) == 2
-    for rank, events in enumerate(ranks):
-        check_rank(events, rank, 2)
+    for events in check_ranks(tmp_path):
         assert "initialize_distributed_hpu" not in names(events), "the launcher's variables are all there"
 
 
@@ -247,10 +250,7 @@ def test_what_another_launcher_does_not_set_the_vendors_function_is_told(folder:
         'for rank in 0 1; do HOROVOD_RANK=$rank HOROVOD_LOCAL_RANK=$rank "$0" "$@" & done; wait -n && wait -n'
     )
     run(folder, tmp_path, train_command(tmp_path / "run", "compile=false"), ["bash", "-c", script, sys.executable])
-    ranks = calls_of(tmp_path)
-    assert len(ranks) == 2
-    for rank, events in enumerate(ranks):
-        check_rank(events, rank, 2)
+    for rank, events in enumerate(check_ranks(tmp_path)):
         told = [event for event in events if event["call"] == "initialize_distributed_hpu"]
         assert [(event["WORLD_SIZE"], event["RANK"], event["LOCAL_RANK"]) for event in told] == [(2, rank, rank)]
         calls = [names(events).index(call) for call in (HCCL, "initialize_distributed_hpu", "process group")]

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-pytest.importorskip("torch")
-
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.launch import LauncherInfo, find_free_port
 from gaudi_bert.engines.pytorch import distributed

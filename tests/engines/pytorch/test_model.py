@@ -7,10 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", exc_type=ImportError)
-pytest.importorskip("transformers", exc_type=ImportError)
-
 import torch
 import transformers
 

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", exc_type=ImportError)
-
-from gaudi_bert.engines.protocol import ModelSpec  # noqa: E402
-from gaudi_bert.engines.pytorch.engine import build_model  # noqa: E402
-from gaudi_bert.engines.pytorch.parallel import map_batches_in_parallel  # noqa: E402
-from gaudi_bert.model.heads import VectorHead  # noqa: E402
-from gaudi_bert.rows.types import sequences_from_ids  # noqa: E402
-from gaudi_bert.rows.window_plan import PackRunner, plan_window  # noqa: E402
-from tests.builders.model_packs import VOCABULARY, small_config  # noqa: E402
+from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.pytorch.engine import build_model
+from gaudi_bert.engines.pytorch.parallel import map_batches_in_parallel
+from gaudi_bert.model.heads import VectorHead
+from gaudi_bert.rows.types import sequences_from_ids
+from gaudi_bert.rows.window_plan import PackRunner, plan_window
+from tests.builders.model_packs import VOCABULARY, small_config
 
 
 @pytest.fixture
