@@ -368,10 +368,10 @@ def test_activations_of_a_cross_encoder(tmp_path: Path, config: Any, stored: Any
         (
             1,
             {"activation_fn": "torch.nn.modules.activation.Softplus"},
-            "Softplus' is not supported; models with 1 label may only use Sigmoid",
+            "Softplus' is not supported; for a model with 1 label, gaudi-bert supports only Sigmoid",
         ),
         (1, {"activation_fn": "mine.Sigmoid"}, "'mine.Sigmoid' is not supported"),
-        (2, {"activation_fn": SIGMOID}, "is not supported; models with 2 labels may only use Identity"),
+        (2, {"activation_fn": SIGMOID}, "is not supported; for a model with 2 labels, gaudi-bert supports only Identity"),
     ],
 )
 def test_activations_that_are_rejected_by_name(tmp_path: Path, labels: int, stored: dict[str, Any], message: str) -> None:
