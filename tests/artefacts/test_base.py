@@ -95,10 +95,9 @@ def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> 
 )
 def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(InputError, match=reason) as caught:
+    with pytest.raises(InputError, match=rf"\A[^\n]*{reason}[^\n]*\Z") as caught:
         Verification.read(tmp_path / "a.json")
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [Plan, WritablePlan, RecordMetadata, RecordManifest, TableManifest, TableMetadata])

@@ -49,9 +49,14 @@ def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Pa
     assert not plan.exists()
 
 
-def test_a_folder_half_done_is_resumed_only_with_its_own_settings(tmp_path: Path) -> None:
-    folder = tmp_path / "packed"
-    final = folder / "metadata.json"
+@pytest.fixture
+def final(tmp_path: Path) -> Path:
+    """The file that a stage writes last to the folder `packed`."""
+    return tmp_path / "packed" / "metadata.json"
+
+
+def test_a_folder_half_done_is_resumed_only_with_its_own_settings(final: Path) -> None:
+    folder = final.parent
     begin_artefact_unless_finished(folder, final, OLD)
     (folder / "packed-00000-00000.tfrecord").write_text("x")
     assert not begin_artefact_unless_finished(folder, final, OLD)
@@ -62,12 +67,9 @@ def test_a_folder_half_done_is_resumed_only_with_its_own_settings(tmp_path: Path
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
 
 
-def test_a_removal_that_is_killed_leaves_nothing_that_looks_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_that_is_killed_leaves_nothing_that_looks_finished(final: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The final file goes first, and the settings last: whatever remains is refused, or resumed."""
-    folder, removed = tmp_path / "packed", []
-    final = folder / "metadata.json"
+    folder, removed = final.parent, []
     begin_artefact_unless_finished(folder, final, OLD)
     for name in ("group-00000.json", "metadata.json", "packed-00000-00000.tfrecord"):
         (folder / name).write_text("{}")
@@ -97,9 +99,8 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_difference_is_named(
-    tmp_path: Path, stored: dict[str, object], requested: dict[str, object], message: str
+    final: Path, stored: dict[str, object], requested: dict[str, object], message: str
 ) -> None:
-    final = tmp_path / "made" / "metadata.json"
     begin_artefact_unless_finished(final.parent, final, Signature("write", stored, {}))
     final.write_text("x")
     assert begin_artefact_unless_finished(final.parent, final, Signature("write", stored, {}))
@@ -118,9 +119,8 @@ def test_a_folder_with_an_ending_takes_nothing_beside_it_for_its_own(tmp_path: P
     assert settings_path(folder) == settings_path(folder, folder / "metadata.json") == folder / "settings.json"
 
 
-def test_writers_that_begin_one_folder_together_wait_for_one_another(tmp_path: Path) -> None:
-    folder = tmp_path / "packed"
-    final = folder / "metadata.json"
+def test_writers_that_begin_one_folder_together_wait_for_one_another(final: Path) -> None:
+    folder = final.parent
     output = GroupedOutput[int, Artefact](folder, final, OLD, Artefact, lambda number: folder / f"{number}.json", QUIET)
     with ThreadPoolExecutor(1) as pool:
         with exclusive_lock(settings_path(folder, final), "the other writer"):

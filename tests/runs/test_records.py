@@ -39,15 +39,16 @@ def test_what_a_run_leaves(whole_run) -> None:
     for path in (whole_run, find_checkpoint(whole_run)):  # what `finetune --model` is given
         tokenizer = open_tokenizer(path)
         assert tokenizer.vocabulary_size == data.VOCABULARY
-        assert tokenizer.tokenizer.encode("word7").ids == [2, 12, 3]
-        assert tokenizer.tokenizer.encode("Word7").ids == [2, 1, 3], "the text was not lower-cased"
+        # The text is not lower-cased.
+        assert [tokenizer.tokenizer.encode(word).ids for word in ("word7", "Word7")] == [[2, 12, 3], [2, 1, 3]]
     assert list(checkpoint_digests(whole_run)) == ["update-00000015.safetensors", "update-00000020.safetensors"]
     lines = lines_of(whole_run / "metrics.jsonl")
     assert [line["update"] for line in lines if line["kind"] == "train"] == [4, 5, 8, 10, 12, 15, 16, 20]
     assert [line["update"] for line in lines if line["kind"] == "evaluation"] == [10, 20]
-    expected = {"masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy", "loss"}
-    expected |= {"learning_rate", "sequences", "tokens", "sequences_per_second", "tokens_per_second"}
-    assert expected <= lines[0].keys()
+    assert lines[0].keys() >= {
+        *("masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy", "loss"),
+        *("learning_rate", "sequences", "tokens", "sequences_per_second", "tokens_per_second"),
+    }
     assert yaml.safe_load((whole_run / "settings.yaml").read_text())["training"]["updates"] == 20
     summary = json.loads((whole_run / "training.json").read_text())
     assert summary["updates"] == 20
@@ -142,8 +143,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed,
     with pytest.raises(FailedError, match=r"update \d+: the (loss|gradient) is not finite .*lower training.learning_rate"):
         train(wild, packed, None, out, reporter=QUIET)
     assert not (out / "training.json").exists()
-    for line in lines_of(out / "metrics.jsonl"):
-        assert line["loss"] < float("inf")
+    assert all(line["loss"] < float("inf") for line in lines_of(out / "metrics.jsonl"))
 
 
 def test_a_finished_run_on_a_read_only_file_system_is_nothing_to_do(packed, held_out, whole_run, tmp_path) -> None:
@@ -158,10 +158,8 @@ def test_a_dry_run_prints_the_plan_for_the_processes_of_the_settings_and_writes_
     values = {"model": data.MODEL, "training": {"micro_batch_packs": 2, "global_batch_sequences": 16}}
     run = section_from_mapping(PipelineSettings, {**values, "resources": {"workers": 2}}, "test")
     plan = to_json(train(run, packed, held_out, tmp_path / "train", reporter=listener, dry_run=True))
-    assert plan["dry_run"] is True
-    assert plan["accumulation_steps"] == 2
+    assert [plan[key] for key in ("dry_run", "accumulation_steps", "workers")] == [True, 2, 2]
     agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
-    assert plan["workers"] == 2
     assert "2 x 2 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
 
@@ -187,8 +185,7 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     (tmp_path / "examples" / "vocab.txt").write_text("word\n" * data.VOCABULARY)
     summary = train(start, unpacked, packed, tmp_path / "two", reporter=listener)
     assert "starting from the weights" in listener.text
-    assert summary.content.packing_factor == 1.0
-    assert summary.content.sequences == 2 * 16
+    assert (summary.content.packing_factor, summary.content.sequences) == (1.0, 2 * 16)
 
 
 # --- with a stand-in for Gaudi's package: taking up runs elsewhere
@@ -209,9 +206,7 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(packed, tmp_path, monkeypa
     out, listener = tmp_path / "run", Listener()
 
     def is_compiled() -> bool:
-        stored = read_newest_settings(out / "checkpoints")
-        assert stored is not None
-        return stored["compiled_kernels"]
+        return read_newest_settings(out / "checkpoints")["compiled_kernels"]
 
     with pytest.raises(StoppedError):
         train(on_device("cpu"), packed, None, out, reporter=StopAfter(1))

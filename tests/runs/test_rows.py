@@ -83,31 +83,38 @@ def test_bad_rows_are_named(task, learnt, measured, message, model, tmp_path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_cannot_be_fine_tuned_is_refused(files, model, tmp_path) -> None:
-    data, evaluation = files["classification"]
+def test_a_model_without_a_tokenizer_is_refused(files, model, tmp_path) -> None:
     bare = shutil.copytree(model, tmp_path / "bare")
     for name in ("vocab.txt", "tokenizer_config.json"):
         (bare / name).unlink()
     with pytest.raises(InputError, match=r"contains no tokenizer; .*--vocab"):
-        run("classification", data, None, bare, tmp_path / "out")
-    with pytest.raises(InputError, match=r"max_sequence_length = 65: the model has only 64 positions"):
-        run("classification", data, None, model, tmp_path / "out", finetune={"max_sequence_length": 65})
-    with pytest.raises(InputError, match=r"--task \(task\.name\): the task is not set"):
-        run(None, data, None, model, tmp_path / "out")
-    with pytest.raises(InputError, match=r"finetune\.best_metric"):
-        run("classification", data, None, model, tmp_path / "out", finetune={"best_metric": "accuracy"})
-    with pytest.raises(
-        InputError, match=r"best_metric = pearson: classification does not have this metric; choose one of .*accuracy"
-    ):
-        run("classification", data, evaluation, model, tmp_path / "out", finetune={"best_metric": "pearson"})
+        run("classification", files["classification"][0], None, bare, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "evaluates", "changes", "message"),
+    [
+        ("classification", False, {"max_sequence_length": 65}, r"max_sequence_length = 65: the model has only 64 positions"),
+        (None, False, {}, r"--task \(task\.name\): the task is not set"),
+        ("classification", False, {"best_metric": "accuracy"}, r"finetune\.best_metric"),
+        (
+            *("classification", True, {"best_metric": "pearson"}),
+            "best_metric = pearson: classification does not have this metric; choose one of .*accuracy",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(files, model, tmp_path, task, evaluates, changes, message) -> None:
+    data, evaluation = files["classification"]
+    with pytest.raises(InputError, match=message):
+        run(task, data, evaluation if evaluates else None, model, tmp_path / "out", finetune=changes)
     assert not (tmp_path / "out").exists()
 
 
 def test_no_evaluation_data_leaves_the_last_weights(files, model, tmp_path) -> None:
     data, _ = files["regression"]
     result = run("regression", data, None, model, tmp_path / "out", finetune={"epochs": 1}).content
-    assert result.metrics == {}
-    assert result.best_update == result.updates
+    assert (result.metrics, result.best_update) == ({}, result.updates)
     assert (tmp_path / "out" / "model.safetensors").exists()
     assert np.isfinite(result.packing_factor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 from dataclasses import replace
 from itertools import islice
@@ -69,8 +70,7 @@ def test_evaluation_reads_every_pack_once_and_fills_the_last_batch(packed) -> No
     source = open_local_records(packed)
     batches = list(read_evaluation_batches(source, CONFIG, 8))
     assert [batch["input_ids"].shape for batch in batches] == [(8, data.LENGTH)] * 4
-    assert batches[-1]["next_sentence_weights"][5:].sum() == 0
-    assert batches[-1]["masked_lm_weights"][5:].sum() == 0
+    assert not any(batches[-1][name][5:].any() for name in ("next_sentence_weights", "masked_lm_weights"))
     sequences = sum(int(batch["next_sentence_weights"].sum()) for batch in batches)
     assert sequences == sum(len(pack) for pack in data.make_packs(29))
     shares = [rows(read_evaluation_batches(source, CONFIG, 8, rank, 3)) for rank in range(3)]
@@ -97,9 +97,7 @@ def test_data_that_does_not_fit_the_model_is_refused(packed, tmp_path) -> None:
     assert "has 61 tokens, but the model has only model.vocab_size = 60" in one_error(packed, replace(CONFIG, vocab_size=60))
     unknown = data.write_packed(tmp_path / "unknown", data.make_packs(29), vocabulary=None)
     message = one_error(unknown, replace(CONFIG, vocab_size=50))
-    assert "packed-00000-0000" in message
-    assert "must be between 0 and 49" in message
-    assert ": record " in message
+    assert re.search(r"packed-00000-0000.*: record .* must be between 0 and 49", message), message
 
 
 def write_one(folder: Path, change) -> Path:
@@ -128,9 +126,7 @@ def test_a_wrong_record_is_named(tmp_path, feature, values, expected) -> None:
         kept = {name: value for name, value in features.items() if name != feature}
         return kept if values is None else {**kept, feature: values}
 
-    message = one_error(write_one(tmp_path / "train", change))
-    assert "part-0: record 2: " in message
-    assert expected in message
+    assert re.search(f"part-0: record 2: .*{re.escape(expected)}", one_error(write_one(tmp_path / "train", change)))
 
 
 def test_not_an_example_and_not_records(packed, tmp_path) -> None:
@@ -150,8 +146,5 @@ def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cos
     assert source.parallel_stream_count == 32
     assert [source.format_shared_shards_note(processes) for processes in (1, 2, 8, 32)] == [None] * 4
     for processes, (readers, frequency, multiple) in {3: (3, "only once", 33), 1024: (32, "less often", 512)}.items():
-        line = source.format_shared_shards_note(processes)
-        assert line is not None
-        assert f"by {readers} of the {processes} processes" in line
-        assert f"each shard {frequency}" in line
-        assert line.endswith(f"packing.shard_multiple={multiple}")
+        expected = f"by {readers} of the {processes} processes.* each shard {frequency}.*packing.shard_multiple={multiple}"
+        assert re.fullmatch(f".*{expected}", source.format_shared_shards_note(processes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import zlib
 from pathlib import Path
 
@@ -52,15 +53,11 @@ def make(update: int) -> Checkpoint:
     return Checkpoint(update, values(), values(), values(), progress, {"model": {"hidden_size": 3}, "training": {"seed": 1}})
 
 
-def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    identical(vars(one), vars(other))
-
-
 def test_comes_back_to_the_bit_and_is_a_safetensors_file(tmp_path) -> None:
     checkpoint = make(12)
     path = write_checkpoint(tmp_path, checkpoint)
     assert path.name == "update-00000012.safetensors"
-    assert_same(read_checkpoint(path), checkpoint)
+    identical(vars(read_checkpoint(path)), vars(checkpoint))
     tensors = load_file(path)
     np.testing.assert_array_equal(tensors["model/a/b"], checkpoint.variables["a/b"])
     assert len(tensors) == 9
@@ -127,11 +124,10 @@ def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
     warnings: list[str] = []
     with contextlib.suppress(InputError):
         found = _read_newest_checkpoint(tmp_path, warnings.append)
-        assert_same(found, checkpoint)  # white space in the header, and nothing else, may change
+        identical(vars(found), vars(checkpoint))  # white space in the header, and nothing else, may change
         return
-    assert len(warnings) == 1
-    assert str(path) in warnings[0]
-    assert "\n" not in warnings[0]
+    (warning,) = warnings
+    assert re.fullmatch(f"[^\n]*{re.escape(str(path))}[^\n]*", warning)
 
 
 def test_only_the_newest_are_kept_and_the_newest_whole_one_is_read(tmp_path) -> None:
@@ -144,7 +140,7 @@ def test_only_the_newest_are_kept_and_the_newest_whole_one_is_read(tmp_path) -> 
     assert [older.name, newest.name] == ["update-00000003.safetensors", "update-00000010.safetensors"]
     assert find_checkpoint(tmp_path / "run") == find_checkpoint(folder) == newest
     newest.write_bytes(newest.read_bytes()[:-3])
-    assert_same(_read_newest_checkpoint(folder, warnings.append), make(3))
+    identical(vars(_read_newest_checkpoint(folder, warnings.append)), vars(make(3)))
     assert [newest.name in warning for warning in warnings] == [True]
     older.write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match="none of the 2 checkpoints can be read"):
@@ -163,20 +159,17 @@ def make_run(seed: int, **changes) -> tuple[Model, Updates]:
 SIGNATURE = {"stage": "train", "settings": {"training": {"seed": 1, "updates": 9}}, "inputs": {"data": "abc"}}
 
 
-def save_run(folder, model: Model, progress: dict | None = None):
-    random = np.random.default_rng(0)
-    values = model.copy_variables()
+def save_run(folder, model: Model, order: int = 4) -> Path:
+    random, values = np.random.default_rng(0), model.copy_variables()
     first, second = ({name: random.random(value.shape, np.float32) for name, value in values.items()} for _ in range(2))
-    progress = progress or {"packs": 30, "order": 4, "processes": 2, "sequences": 80, "tokens": 900}
-    checkpoint = Checkpoint(5, values, first, second, progress, {"run": SIGNATURE})
-    return write_checkpoint(folder, checkpoint), checkpoint
+    progress = {"packs": 30, "order": order, "processes": 2, "sequences": 80, "tokens": 900}
+    return write_checkpoint(folder, Checkpoint(5, values, first, second, progress, {"run": SIGNATURE}))
 
 
 def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_at_the_beginning(tmp_path) -> None:
     model, updates = make_run(1)
     assert restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print) == Progress()
-    position = {"packs": 6, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}
-    write_checkpoint(tmp_path, Checkpoint(5, model.copy_variables(), *updates.copy_moments(), position))
+    save_run(tmp_path, model, order=3)
     with pytest.raises(InputError, match=r"uses reading order 3, .* uses reading order 4;"):
         restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print)
 
@@ -204,7 +197,7 @@ def test_a_checkpoint_of_another_run_is_refused_but_one_of_fewer_updates_is_not(
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path) -> None:
-    path, _ = save_run(tmp_path, make_run(1)[0])
+    path = save_run(tmp_path, make_run(1)[0])
     model, updates = make_run(2, num_hidden_layers=2)
     before = model.copy_variables()
     with pytest.raises(InputError, match=r"belongs? to another model: bert/.*layer_1/.*found none"):
@@ -215,12 +208,10 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path) 
 
 
 class SecondOfTwo(Communicator):
-    """Process 1 beside a process 0 that has `progress`, and whose every variable is 7."""
-
-    progress = (5, 30, 80, 900)
+    """Process 1 beside a process 0 that has done 5 updates of 30 packs, and whose every variable is 7."""
 
     def sum_array(self, values):
-        return np.asarray(values) + self.progress
+        return np.asarray(values) + np.array([5, 30, 80, 900])
 
     def broadcast(self, arrays):
         return {name: np.full_like(array, 7) for name, array in arrays.items()}

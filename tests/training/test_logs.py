@@ -41,8 +41,7 @@ def test_later_lines_and_a_half_line_go_when_a_run_is_resumed(tmp_path) -> None:
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
     ]
-    assert (30, "train/loss") in events
-    assert (25, "evaluation/loss") in events
+    assert {(30, "train/loss"), (25, "evaluation/loss")} <= set(events)
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path) -> None:
@@ -109,10 +108,10 @@ def test_a_run_is_accepted_in_the_closed_division_where_it_reached_the_target(tm
 
 def test_values_of_the_log_and_a_run_that_is_aborted(tmp_path: Path) -> None:
     write_log(tmp_path / "mlperf.log", [0.1, 0.8])
-    assert entries(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "success"
-    values = {line["key"]: line["value"] for line in entries(tmp_path / "mlperf.log")}
-    assert (values["global_batch_size"], values["gradient_accumulation_steps"]) == (448, 1)
-    assert (values["train_samples"], values["eval_samples"]) == (2000, 10_000)
+    (*_, last) = lines = entries(tmp_path / "mlperf.log")
+    assert last["metadata"]["status"] == "success"
+    expected = {"global_batch_size": 448, "gradient_accumulation_steps": 1, "train_samples": 2000, "eval_samples": 10_000}
+    assert {line["key"]: line["value"] for line in lines if line["key"] in expected} == expected
     with pytest.raises(FailedError):
         write_log(tmp_path / "mlperf.log", [0.1, FailedError("the loss is not finite")])
     assert entries(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "aborted"

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.model.heads import Pooling
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.task import import_task_class
 from gaudi_bert.tasks.task_models import load_initial_weights, read_task_description
@@ -65,10 +66,8 @@ def read_all(folder: Path) -> None:
 )
 def test_a_config_with_a_wrong_value_is_one_line(folder: Path, key: str, value: object) -> None:
     rewrite(folder / "config.json", lambda config: {**config, "problem_type": None, key: value})
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=rf"\A[^\n]*({key}|architecture)[^\n]*\Z") as caught:
         read_all(folder)
-    assert key in str(caught.value) or "architecture" in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
 
 
@@ -99,10 +98,15 @@ def test_weights_that_are_not_finite_are_refused_by_name(folder: Path) -> None:
 
 
 def test_an_empty_vocabulary_is_refused(folder: Path) -> None:
-    def empty(content: Json) -> Json:
-        return {**content, "model": {**content["model"], "vocab": {}}, "added_tokens": [], "post_processor": None}
-
-    rewrite(folder / "tokenizer.json", empty)
+    rewrite(
+        folder / "tokenizer.json",
+        lambda content: {
+            **content,
+            "model": {**content["model"], "vocab": {}},
+            "added_tokens": [],
+            "post_processor": None,
+        },
+    )
     with pytest.raises(InputError, match=r"(its vocabulary is empty|not a valid tokenizer|not a tokenizer)"):
         read_all(folder)
 
@@ -163,22 +167,37 @@ def test_the_older_form_like_minilm_and_the_newer_one(tmp_path: Path) -> None:
         assert read_sentence_settings(folder) == SentenceSettings(mode, prompts=prompts)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_done(tmp_path: Path) -> None:
+def test_a_folder_of_another_library_has_no_such_settings(tmp_path: Path) -> None:
     assert read_sentence_settings(tmp_path) is None
-    mean = {"pooling_mode_mean_tokens": True}
-    for number, modules in enumerate((["Transformer", "Pooling", "Dense"], ["Transformer", "Normalize", "Pooling"])):
-        folder = write(tmp_path / f"m{number}", modules, mean)
-        for pooling in (None, "mean"):
-            with pytest.raises(InputError, match=re.escape(", ".join(modules))):
-                read_sentence_settings(folder, pooling)  # type: ignore[arg-type]
-    older = {**mean, "pooling_mode_max_tokens": True}
-    for number, poolings in enumerate((older, {"pooling_mode": ["mean", "max"]}, {"pooling_mode": [7]})):
-        with pytest.raises(InputError, match="only one of cls, mean, max and last"):
-            read_sentence_settings(write(tmp_path / f"p{number}", ["Transformer", "Pooling"], poolings))
-    sparse = write(tmp_path / "sparse", ["Transformer", "Pooling"], mean)
-    (sparse / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
-    with pytest.raises(InputError, match="model_type"):
-        read_sentence_settings(sparse)
+
+
+BOTH = ["Transformer", "Pooling"]
+MEAN = {"pooling_mode_mean_tokens": True}
+
+
+@pytest.mark.parametrize("chosen", [None, "mean"])
+@pytest.mark.parametrize("modules", [[*BOTH, "Dense"], ["Transformer", "Normalize", "Pooling"]])
+def test_other_modules_are_rejected_by_name(tmp_path: Path, modules: list[str], chosen: Pooling | None) -> None:
+    with pytest.raises(InputError, match=re.escape(", ".join(modules))):
+        read_sentence_settings(write(tmp_path / "m", modules, MEAN), chosen)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "transformer", "prompts", "message"),
+    [
+        ({**MEAN, "pooling_mode_max_tokens": True}, {}, {}, "only one of cls, mean, max and last"),
+        ({"pooling_mode": ["mean", "max"]}, {}, {}, "only one of cls, mean, max and last"),
+        ({"pooling_mode": [7]}, {}, {}, "only one of cls, mean, max and last"),
+        ({**MEAN, "temperature": 2}, {}, {}, r"1_Pooling/config\.json: 'temperature' is not supported"),
+        (MEAN, {"new_in_version_7": 1}, {}, "the key `new_in_version_7` is unknown"),
+        (MEAN, {}, {"model_type": "SparseEncoder"}, "model_type"),
+    ],
+)
+def test_values_that_are_rejected_by_name(tmp_path: Path, pooling: Json, transformer: Json, prompts: Json, message) -> None:
+    folder = write(tmp_path / "m", BOTH, pooling, transformer)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_sentence_settings(folder)
 
 
 def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_path: Path) -> None:
@@ -193,14 +212,12 @@ def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_pat
     prompts = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "query"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
     found = read_sentence_settings(folder)
-    assert found is not None
     assert (found.max_sequence_length, found.pools_prompt) == (128, False)
     assert [found.find_prompt(name) for name in (None, "passage", "document")] == ["query: ", "passage: ", ""]
     with pytest.raises(InputError, match=r"prompt 'other': .* defines query, passage"):
         found.find_prompt("other")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64}', encoding="utf-8")
     chosen = read_sentence_settings(folder, "cls")
-    assert chosen is not None
     assert (chosen.pooling, chosen.max_sequence_length) == ("cls", 64)
 
 
@@ -249,23 +266,13 @@ def test_settings_that_are_applied_and_settings_that_change_nothing(tmp_path: Pa
     folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode_mean_tokens": 1}, settings)
     (folder / "config.json").write_text('{"num_hidden_layers": 2}', encoding="utf-8")
     found = read_sentence_settings(folder)
-    assert found is not None
     assert (found.max_sequence_length, found.lower_case, found.tokenizer_settings) == (7, True, {"do_lower_case": False})
-    unknown = write(tmp_path / "b", ["Transformer", "Pooling"], {"pooling_mode": "mean"}, {"new_in_version_7": 1})
-    with pytest.raises(InputError, match="the key `new_in_version_7` is unknown"):
-        read_sentence_settings(unknown)
-    unknown = write(tmp_path / "c", ["Transformer", "Pooling"], {"pooling_mode": "mean", "temperature": 2})
-    with pytest.raises(InputError, match=r"1_Pooling/config\.json: 'temperature' is not supported"):
-        read_sentence_settings(unknown)
 
 
 @pytest.mark.parametrize("value", [False, None, 0])
 def test_values_that_count_as_false(tmp_path: Path, value: object) -> None:
-    found = read_sentence_settings(
-        write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": value})
-    )
-    assert found is not None
-    assert not found.pools_prompt
+    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": value})
+    assert not read_sentence_settings(folder).pools_prompt
 
 
 def test_modules_elsewhere_and_of_others(tmp_path: Path) -> None:

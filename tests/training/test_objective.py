@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_bert.artefacts.training import LossMetrics
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import EngineName
@@ -15,6 +16,7 @@ from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
 from gaudi_bert.engines.tensorflow.updates import _Optimizer
 from gaudi_bert.training.objective import (
+    IntervalReport,
     LossDenominators,
     PretrainingObjective,
     ReportInterval,
@@ -64,8 +66,7 @@ def test_micro_batches_are_one_big_batch(loss, parts) -> None:
 def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
     batch = work.packed(PACKS)
     _, sums = work.make_model(loss=loss).evaluate_batch(batch)
-    expected = [sums[1], sums[3]]
-    agree(PretrainingObjective(loss).compute_loss_denominators(batch), expected, 1e-6)
+    agree(PretrainingObjective(loss).compute_loss_denominators(batch), [sums[1], sums[3]], 1e-6)
 
 
 def test_clipping_comes_after_accumulation() -> None:
@@ -100,8 +101,8 @@ def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_va
 def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
     keys = [(1, 1, 0, 0), (2, 1, 0, 0), (1, 2, 0, 0), (1, 1, 1, 0), (1, 1, 0, 1)]
     assert len({draw_dropout_seed(*key).tobytes() for key in keys}) == len(keys)
-    assert draw_dropout_seed(1, 1, 0, 0).dtype == np.int32
-    assert draw_dropout_seed(1, 1, 0, 0).shape == (2,)
+    seed = draw_dropout_seed(*keys[0])
+    assert (seed.dtype, seed.shape) == (np.int32, (2,))
 
 
 # --- what losses are divided by: on paper, and that `balanced` expects what the data holds
@@ -116,9 +117,6 @@ class OneOfThree(Communicator):
         return 3 * np.asarray(values)
 
 
-THREE = OneOfThree(rank=1, size=3)
-
-
 @pytest.mark.parametrize(
     ("denominators", "factors"),
     [
@@ -130,7 +128,7 @@ THREE = OneOfThree(rank=1, size=3)
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_what_losses_are_divided_by(denominators: LossDenominators, factors) -> None:
-    agree(denominators.compute_loss_factors(WEIGHTS_M2, 5, THREE), factors, 1e-7)
+    agree(denominators.compute_loss_factors(WEIGHTS_M2, 5, OneOfThree(rank=1, size=3)), factors, 1e-7)
 
 
 @pytest.mark.parametrize("kind", ["global", "local"])
@@ -214,19 +212,23 @@ def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_spe
         interval.start_clock_if_due()
         interval.record_update(sums.numpy, batches)
     report = interval.make_report(Communicator())
-    assert (report.sequences, report.tokens) == (9, 12)
-    assert (report.sequences_per_second, report.tokens_per_second) == (3.0, 4.0)
-    assert report.slots_per_second == BATCH["input_mask"].size
-    assert report.packing_factor == 3 / len(BATCH["input_mask"])
-    assert report.seconds_per_update == 2.0
-    assert report.gradient_norm == 2.0
-    assert report.metrics.as_json() == {
-        "loss": 3.5,
-        "masked_lm_loss": 3.0,
-        "masked_lm_accuracy": 0.25,
-        "next_sentence_loss": 0.5,
-        "next_sentence_accuracy": 0.75,
-    }
+    assert report == IntervalReport(
+        metrics=LossMetrics(
+            loss=3.5,
+            masked_lm_loss=3.0,
+            masked_lm_accuracy=0.25,
+            next_sentence_loss=0.5,
+            next_sentence_accuracy=0.75,
+        ),
+        gradient_norm=2.0,
+        sequences=9,
+        tokens=12,
+        packing_factor=1.5,
+        seconds_per_update=2.0,
+        sequences_per_second=3.0,
+        tokens_per_second=4.0,
+        slots_per_second=6.0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,8 @@ def checkpoint(tmp_path):
 def test_random_weights_on_random_sequences():
     stream = io.StringIO()
     result = verify_model(checkpoint=None, reporter=Reporter(stream))
-    assert result.sequences > result.packs
-    assert result.leak_comparisons > result.sequences
-    assert result.differences["hidden_states"] < 1e-5
-    assert result.differences["gradient"] < 1e-5
+    assert result.leak_comparisons > result.sequences > result.packs
+    assert max(result.differences["hidden_states"], result.differences["gradient"]) < 1e-5
     printed = to_json(result)
     assert json.loads(json.dumps(printed)) == printed
     assert "stayed bit-identical" in stream.getvalue()
