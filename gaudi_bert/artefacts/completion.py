@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -55,8 +55,7 @@ class Signature:
         """Return the signature as JSON values. Tuples become lists, so that the result equals the content of the settings
         file.
         """
-        content = {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
-        stored: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
+        stored: dict[str, Any] = json.loads(json.dumps(asdict(self), allow_nan=False))
         return stored
 
     def to_flat_dict(self) -> dict[str, Any]:

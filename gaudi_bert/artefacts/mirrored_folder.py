@@ -233,8 +233,11 @@ def list_files(folder: Path) -> dict[str, ObjectInfo]:
     """
     mirror = _find_mirrored_folder(folder)
     if mirror is None:
-        visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
-        return {path.name: ObjectInfo(path.stat().st_size, "") for path in visible}
+        return {
+            path.name: ObjectInfo(path.stat().st_size, "")
+            for path in folder.iterdir()
+            if not path.name.startswith(".") and path.is_file()
+        }
     listed = mirror.objects.list(mirror.object_url(folder), direct_only=True)
     files = {name: info for name, info in listed.items() if not name.startswith(".")}
     mirror.listed.update({folder / name: info for name, info in files.items()})

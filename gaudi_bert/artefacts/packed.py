@@ -271,8 +271,11 @@ class RecordMetadata(PackedMetadata):
             *("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap"),
             *("algorithm", "depth", "masked_slots"),
         )
-        totals = {key: getattr(self, key) for key in keys}
-        return {**totals, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
+        return {
+            **{key: getattr(self, key) for key in keys},
+            "shards": len(self.shard_table),
+            "bytes": int(self.shard_table.bytes.sum()),
+        }
 
 
 class TableMetadata(PackedMetadata):

@@ -91,10 +91,10 @@ class WorkFolder:
             pipeline_folder: The folder to which relative paths in the pipeline file refer.
         """
         prepare = settings.prepare
-        records = resolve_location(pipeline_folder, prepare.records) if prepare.records else None
-        evaluation_records = None
-        if prepare.evaluation_records:
-            evaluation_records = resolve_location(pipeline_folder, prepare.evaluation_records)
+        records, evaluation_records = (
+            resolve_location(pipeline_folder, location) if location else None
+            for location in (prepare.records, prepare.evaluation_records)
+        )
         prepares_evaluation = records is None and prepare.evaluation_fraction > 0
         return cls(
             root=work / settings.name,

@@ -9,6 +9,7 @@ of an update.
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 
 from typing_extensions import Unpack
@@ -59,8 +60,7 @@ def finetune(
                 f"{key} {format_location(path)}: fine-tuning does not support URLs of an object store for this path; pass a "
                 "local path"
             )
-    paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
-    with open_local_copies(paths, settings.store) as copies:
+    with open_local_copies(astuple(files), settings.store) as copies:
         name = settings.task.name
         if name is not None:
             check_first_row(str(copies[0]), name, settings.task, labelled=name not in LANGUAGE_MODELLING)

@@ -294,10 +294,10 @@ def make_run_settings(
         updates: The number of updates of the run.
         updates_per_epoch: The number of updates of an epoch. By default, the run evaluates and saves once per epoch.
     """
-    loop_settings = {name: getattr(section, name) for name in LoopSettings.model_fields}
     return RunSettings(
         section="finetune",
-        **{**loop_settings, "micro_batch_packs": micro_batch_packs},
+        **{name: getattr(section, name) for name in LoopSettings.model_fields.keys() - {"micro_batch_packs"}},
+        micro_batch_packs=micro_batch_packs,
         global_batch_sequences=section.batch_sequences,
         updates=updates,
         warmup_updates=min(updates, round(section.warmup_share * updates)),

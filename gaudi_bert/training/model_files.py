@@ -89,9 +89,7 @@ def read_tokenizer_max_length(folder: Path) -> int | None:
         The number, which may be far larger than the model's positions, because `transformers` writes a huge number for "no
         limit". None if the file does not contain a usable number.
     """
-    file = folder / "tokenizer_config.json"
-    content = read_json(file) if os.path.lexists(file) else None
-    most = content.get("model_max_length") if isinstance(content, dict) else None
+    most = _read_json_object(folder / "tokenizer_config.json").get("model_max_length")
     return most if type(most) is int and most > 2 else None
 
 

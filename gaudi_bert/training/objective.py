@@ -312,8 +312,12 @@ class IntervalReport:
 
     def collect_throughput(self) -> dict[str, float]:
         """Return the throughput and the packing factor, with the keys used in `metrics.jsonl`."""
-        names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "sequences_per_second": self.sequences_per_second,
+            "tokens_per_second": self.tokens_per_second,
+            "slots_per_second": self.slots_per_second,
+            "packing_factor": self.packing_factor,
+        }
 
     def format_line(self, update: int, total_updates: int) -> str:
         """Format the report as a line for the user.

@@ -45,7 +45,7 @@ from gaudi_bert.config.options import check_option_combination
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines import ChosenEngine, choose_engine, load_engine
-from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec
+from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
 from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.checkpoint import (
     CHECKPOINT_NAMES,
@@ -231,10 +231,9 @@ def run_job(
             reporter.say(f"{prefix}{line}")
         if dry_run:
             return DryRun(plan)
-        engine = load_engine(chosen.name)
-        communicator = engine.connect_processes(section, signature.to_flat_dict())
-        opened = _open_run_folder(job, folder, settings, engine, communicator, reporter, resume=resume, overwrite=overwrite)
-        with opened as run:
+        with _open_run_folder(
+            job, folder, settings, load_engine(chosen.name), reporter, resume=resume, overwrite=overwrite
+        ) as run:
             if run.finished_result is not None:
                 return StageOutput(run.finished_result, skipped=True)
             if plan.packs_by_row_length and run.initial_processes != processes:
@@ -302,13 +301,12 @@ def _open_run_folder(
     folder: Path,
     settings: PipelineSettings,
     engine: Engine,
-    communicator: Communicator,
     reporter: Reporter,
     *,
     resume: bool,
     overwrite: bool,
 ) -> Iterator[RunContext[R]]:
-    """Open the folder of a run, and decide whether the run begins, continues or is already finished.
+    """Connect the processes of a run and open its folder. Decide whether the run begins, continues or is already finished.
 
     Unless the run is already finished, lock the folder. Watch the processes of the run while the context is open. Every
     process calls this at the same time.
@@ -321,6 +319,7 @@ def _open_run_folder(
         FailedError: Another program is writing to the folder, or another process was lost.
     """
     section, signature, result_path = job.section, job.signature, folder / job.result_type.file_name
+    communicator = engine.connect_processes(section, signature.to_flat_dict())
     threads = section.threads
     if threads is None and communicator.local_size > 1:  # divide the cores among the processes of a host
         threads = max(1, count_usable_cores() // communicator.local_size)

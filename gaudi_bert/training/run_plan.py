@@ -242,8 +242,7 @@ class RunPlan:
         """For each row length, how the packs are divided into blocks. Each weight update reads complete blocks."""
         settings, most = self.settings, self.settings.micro_batch_packs
         if not self.packs_by_row_length:
-            sequences = self.packing_factor * self.processes
-            steps = _compute_accumulation_steps(settings.global_batch_sequences, most, sequences)
+            steps = _compute_accumulation_steps(settings.global_batch_sequences, most, self.packing_factor * self.processes)
             return (_BlockPlan(self.slots_per_pack, most * self.processes, steps, most),)
         processes = self.initial_processes or self.processes
         sequences_of_data = round(self.packing_factor * sum(row.packs for row in self.packs_by_row_length))
@@ -254,10 +253,11 @@ class RunPlan:
             packs = processes * min(max_packs, max(1, round(packs_per_update / processes)))
             all_blocks.append(_BlockPlan(row_length, packs, packs_per_update / packs, max_packs))
         highest_rate = max(blocks.blocks_per_update for blocks in all_blocks)
-        if highest_rate < 1:  # then an update could be empty, so raise the rates until every update contains packs
-            rates = [Fraction(blocks.blocks_per_update) / highest_rate for blocks in all_blocks]
-            all_blocks = [blocks._replace(blocks_per_update=rate) for blocks, rate in zip(all_blocks, rates, strict=True)]
-        return tuple(all_blocks)
+        # If no row length has a block in every update, an update could be empty. Raise all rates until one row length has.
+        divisor = min(Fraction(highest_rate), Fraction(1))
+        return tuple(
+            blocks._replace(blocks_per_update=Fraction(blocks.blocks_per_update) / divisor) for blocks in all_blocks
+        )
 
     @cached_property
     def accumulation_steps(self) -> int:
@@ -441,14 +441,16 @@ def _format_update_size(plan: RunPlan) -> list[str]:
 def format_schedule(plan: RunPlan) -> list[str]:
     """Return lines that only a dry run prints, about the optimizer and about how often the run evaluates, saves and logs."""
     settings = plan.settings
-    lines = []
-    for action in ("evaluate", "save", "log"):
-        updates = getattr(settings, f"{action}_every_updates")
-        lines.append(
-            f"{action} every {updates:,} updates, which is every {updates * plan.sequences_per_update:,.0f} sequences"
-        )
+    actions = {
+        "evaluate": settings.evaluate_every_updates,
+        "save": settings.save_every_updates,
+        "log": settings.log_every_updates,
+    }
     return [
-        *lines,
+        *(
+            f"{action} every {updates:,} updates, which is every {updates * plan.sequences_per_update:,.0f} sequences"
+            for action, updates in actions.items()
+        ),
         f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
         f"counted from the {settings.decay_from}, "
         f"betas {settings.beta_1:.6g} and {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "

@@ -148,13 +148,14 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
         model.load_variables(values)
         return model
 
-    per_sequence = _check_packed_equals_unpacked(build_model, batch, "sequence", reporter.say)
-    per_token = _check_packed_equals_unpacked(build_model, batch, "token", reporter.say)
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
         packs=len(batch["input_ids"]),
         sequences=len(split_packs(batch)),
-        differences={**per_sequence, **per_token},
+        differences={
+            **_check_packed_equals_unpacked(build_model, batch, "sequence", reporter.say),
+            **_check_packed_equals_unpacked(build_model, batch, "token", reporter.say),
+        },
         leak_comparisons=_verify_no_attention_leaks(build_model("float32"), config.vocab_size, batch, reporter.say),
     )
 
