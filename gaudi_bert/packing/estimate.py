@@ -180,8 +180,7 @@ MEASURED_ON_8 = _Gumbel(1.6038, 0.1288)
 
 def _compute_gumbel_quantiles(distribution: _Gumbel, probabilities: FloatArray) -> FloatArray:
     """Return the quantiles of a Gumbel distribution at the given probabilities, which must lie between 0 and 1."""
-    location, scale = distribution
-    value: FloatArray = location - scale * np.log(-np.log(probabilities))
+    value: FloatArray = distribution.location - distribution.scale * np.log(-np.log(probabilities))
     return value
 
 

@@ -116,27 +116,14 @@ class _MasterProgram:
         """Add strategies as columns of the linear program, and return how many of them are new. A strategy is the sorted
         tuple of the lengths in one pack, which must occur in the histogram.
         """
-        starts: list[int] = []
-        rows: list[int] = []
-        copies: list[float] = []
-        for strategy in strategies:
-            if strategy in self._known:
-                continue
-            self._known.add(strategy)
-            self.strategies.append(strategy)
-            starts.append(len(rows))
-            before = 0
-            for length in strategy:
-                if length == before:
-                    copies[-1] += 1.0
-                else:
-                    rows.append(int(self._row_of_length[length]))
-                    copies.append(1.0)
-                before = length
-        self._add_columns(
-            np.ones(len(starts)), np.array(starts, dtype=np.int64), np.array(rows, dtype=np.int64), np.array(copies)
-        )
-        return len(starts)
+        new = [strategy for strategy in dict.fromkeys(strategies) if strategy not in self._known]
+        self._known.update(new)
+        self.strategies += new
+        columns = [Counter(strategy) for strategy in new]  # the number of copies of each length
+        rows = self._row_of_length[[length for column in columns for length in column]]
+        copies = np.array([float(number) for column in columns for number in column.values()])
+        self._add_columns(np.ones(len(new)), np.cumsum([0, *map(len, columns)])[:-1], rows, copies)
+        return len(new)
 
     def _add_columns(
         self, costs: FloatArray, starts: IntArray | Int32Array, rows: IntArray | Int32Array, values: FloatArray

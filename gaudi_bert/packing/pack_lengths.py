@@ -67,7 +67,9 @@ class Packs:
     def __getitem__(self, pack: int | slice) -> IntArray | Packs:
         """Return the sequence numbers of one pack, an int64 array. For a slice, return the selected packs."""
         if isinstance(pack, slice):
-            return self._select_slice(pack)
+            starts, sizes = self.offsets[:-1][pack], np.diff(self.offsets)[pack]
+            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+            return Packs(self.indices[np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)], offsets)
         try:
             index = range(len(self))[pack]
         except IndexError:
@@ -79,13 +81,6 @@ class Packs:
                 f"packs[{short_repr(pack)}]: the index must be an integer, or a slice such as [2:5] for several packs"
             ) from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
-
-    def _select_slice(self, selection: slice) -> Packs:
-        """Return a collection of the packs that a slice such as [2:5] selects."""
-        starts, sizes = self.offsets[:-1][selection], np.diff(self.offsets)[selection]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
-        return Packs(self.indices[positions], offsets)
 
     def __iter__(self) -> Iterator[IntArray]:
         """Iterate over the packs. Each is an int64 array of sequence numbers."""
@@ -108,7 +103,7 @@ class Packs:
         """
         size = check_integer("size", size, 1)
         rank = check_integer("rank", rank, 0, size - 1)
-        return self._select_slice(slice(rank, None, size))
+        return self[rank::size]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

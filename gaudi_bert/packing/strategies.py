@@ -125,7 +125,7 @@ def drop_surplus_slots(
     surplus_of_length = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
     result = sort_strategies(strategy_counts)
     if drop_whole_packs:
-        result = _drop_surplus_packs(result, surplus_of_length)
+        _drop_surplus_packs(result, surplus_of_length)
     strategies_by_length: defaultdict[int, set[Strategy]] = defaultdict(set)
     for strategy in result:
         for length in strategy:
@@ -135,20 +135,18 @@ def drop_surplus_slots(
     return sort_strategies({strategy: count for strategy, count in result.items() if strategy and count})
 
 
-def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> StrategyCounts:
+def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> None:
     """Drop packs that consist only of slots for which there is no sequence, starting with the packs that have the most
-    slots. Subtract the dropped slots from `surplus_of_length`.
+    slots. Subtract the dropped packs from `strategy_counts` and their slots from `surplus_of_length`.
     """
-    result = dict(strategy_counts)
     for strategy in sorted(strategy_counts, key=lambda strategy: (-len(strategy), strategy)):
         if not all(surplus_of_length.get(length) for length in strategy):
             continue
         needed = Counter(strategy)
         dropped = min(strategy_counts[strategy], *(surplus_of_length[length] // copies for length, copies in needed.items()))
-        result[strategy] -= dropped
+        strategy_counts[strategy] -= dropped
         for length, copies in needed.items():
             surplus_of_length[length] -= dropped * copies
-    return result
 
 
 def _drop_surplus_slots_of_length(

@@ -37,23 +37,22 @@ def test_packs_are_packs_and_never_more(seed: int, max_length: int, depth: int) 
     assert count_packs(after) <= count_packs(before)
 
 
-def test_sequences_of_over_and_under_half_a_pack_find_their_partners() -> None:
-    assert cut_and_recombine_packs({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, OperationBudget(1e9)) == {
-        (47, 53): 1,
-        (49, 51): 1,
-    }
-    assert cut_and_recombine_packs({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, OperationBudget(1e9)) == {
-        (31, 69): 3,
-        (40, 60): 2,
-    }
-
-
-def test_it_stops_at_enough_packs_and_without_work() -> None:
-    wasteful = {(31,): 4, (69,): 4}
-    assert count_packs(cut_and_recombine_packs(wasteful, 100, 2, 8, OperationBudget(1e9))) == 8
-    assert count_packs(cut_and_recombine_packs(wasteful, 100, 2, 4, OperationBudget(0))) == 8
-    assert cut_and_recombine_packs(wasteful, 100, 2, 4, OperationBudget(1e9)) == {(31, 69): 4}
-    assert cut_and_recombine_packs({}, 100, 2, 0, OperationBudget(1e9)) == {}
+@pytest.mark.parametrize(
+    ("before", "target", "operations", "after"),
+    [
+        # Sequences of over and under half a pack find their partners.
+        ({(47, 51): 1, (49,): 1, (53,): 1}, 0, 1e9, {(47, 53): 1, (49, 51): 1}),
+        ({(31,): 3, (69,): 3, (40, 60): 2}, 0, 1e9, {(31, 69): 3, (40, 60): 2}),
+        ({(31,): 4, (69,): 4}, 4, 1e9, {(31, 69): 4}),
+        ({(31,): 4, (69,): 4}, 8, 1e9, {(31,): 4, (69,): 4}),  # these packs are few enough
+        ({(31,): 4, (69,): 4}, 4, 0, {(31,): 4, (69,): 4}),  # no operations are left
+        ({}, 0, 1e9, {}),
+    ],
+)
+def test_halves_of_packs_find_partners_until_there_are_few_packs(
+    before: dict, target: int, operations: float, after: dict
+) -> None:
+    assert cut_and_recombine_packs(before, 100, 2, target, OperationBudget(operations)) == after
 
 
 @pytest.mark.slow
