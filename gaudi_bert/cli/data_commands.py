@@ -45,7 +45,7 @@ def estimate(
     """Show how well each algorithm would pack the data at each depth, without writing anything."""
     from gaudi_bert.reporting import estimate
 
-    result = estimate.estimate(
+    result = estimate.estimate_packing_efficiency(
         arguments.join_expanded_pattern(source),
         depths=depths.split(","),
         algorithms=algorithms.split(","),

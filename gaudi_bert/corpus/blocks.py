@@ -34,7 +34,7 @@ from gaudi_bert.common.arrays import BoolArray, IntArray, permutation
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.corpus.documents import Source, TextFormat, detect_text_format, read_documents
-from gaudi_bert.corpus.examples import BlockExamples
+from gaudi_bert.corpus.examples import PretrainingExamples
 
 BLOCK_CHARACTERS = 2 << 20
 _MAX_FILES_PER_SECTION = 4
@@ -47,8 +47,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class SourceScan:
-    """The format of a text source and the sizes of its documents, as found by `scan_source`.
+class MeasuredSource:
+    """The format of a text source and the sizes of its documents, as found by `measure_documents`.
 
     Attributes:
         source: The source.
@@ -96,7 +96,7 @@ class Section:
     parts: range
 
 
-def scan_source(source: Source) -> SourceScan:
+def measure_documents(source: Source) -> MeasuredSource:
     """Read a text source completely, and return its format and the number of characters in each document.
 
     Raises:
@@ -106,7 +106,7 @@ def scan_source(source: Source) -> SourceScan:
     document_characters = [sum(map(len, document)) for document in read_documents(source, text_format)]
     if not document_characters:
         raise InputError(f"{source.display_name}: the source contains no text; remove it from prepare.text, or replace it")
-    return SourceScan(source, text_format, np.array(document_characters, np.int64))
+    return MeasuredSource(source, text_format, np.array(document_characters, np.int64))
 
 
 def choose_evaluation_documents(document_count: int, fraction: float, seed: int) -> BoolArray:
@@ -163,10 +163,11 @@ def divide_documents_into_blocks(document_characters: IntArray, is_in_split: Boo
 
 
 def divide_blocks_into_sections(split: Split, blocks: Sequence[Block], file_count: int) -> list[Section]:
-    """Divide the blocks of documents of a split into sections of one or more blocks. The blocks of a section share at most
-    `_MAX_FILES_PER_SECTION` output files, or more if there are too few blocks.
+    """Divide the blocks of a split into sections of consecutive blocks, and the output files of the split among the
+    sections.
 
-    Each section gets about the same fraction of the characters as of the files, so that the files have similar sizes.
+    A section gets at most `_MAX_FILES_PER_SECTION` files, unless the split has too few blocks to form enough sections. Each
+    section gets about the same fraction of the characters as of the files, so that the files have similar sizes.
 
     Args:
         split: The split.
@@ -192,7 +193,7 @@ def divide_blocks_into_sections(split: Split, blocks: Sequence[Block], file_coun
 
 
 def read_blocks(
-    scans: Sequence[SourceScan], is_in_split: BoolArray, blocks: Sequence[Block]
+    sources: Sequence[MeasuredSource], is_in_split: BoolArray, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, list[list[str]]]]:
     """Read the documents of the given blocks, and yield each block together with its documents. A document is a list of
     sentences.
@@ -200,30 +201,30 @@ def read_blocks(
     Sources without documents of these blocks are not read.
 
     Args:
-        scans: All sources.
+        sources: All sources.
         is_in_split: bool [documents], True for the documents of the split.
         blocks: Blocks of the split in ascending order.
 
     Raises:
-        FailedError: A source was changed since `scan_source` read it.
+        FailedError: A source was changed since `measure_documents` read it.
     """
     remaining_blocks = iter(blocks)
     block = next(remaining_blocks, None)
     block_documents: list[list[str]] = []
     offset = 0
-    for scan in scans:
-        numbers = range(offset, offset + len(scan.document_characters))
+    for measured in sources:
+        numbers = range(offset, offset + len(measured.document_characters))
         offset = numbers.stop
         if block is None:
             return
         if block.first >= offset:
             continue
-        documents = read_documents(scan.source, scan.text_format)
+        documents = read_documents(measured.source, measured.text_format)
         for number in numbers:
             document = next(documents, None)
             if document is None:
                 raise FailedError(
-                    f"{scan.source.display_name}: the text was changed while it was read; run the same command again"
+                    f"{measured.source.display_name}: the text was changed while it was read; run the same command again"
                 )
             if number < block.first or not is_in_split[number]:
                 continue
@@ -240,7 +241,7 @@ def read_blocks(
 
 
 def write_section(
-    section: Section, examples: Iterable[BlockExamples], folder: Path, file_count: int, seed: int
+    section: Section, examples: Iterable[PretrainingExamples], folder: Path, file_count: int, seed: int
 ) -> PreparedSection:
     """Write the examples of a section, which consists of consecutive blocks of documents, to the output files of the
     section.
@@ -265,7 +266,7 @@ def write_section(
     written = np.zeros((len(names), 2), dtype=np.int64)
     with ExitStack() as stack:
         handles = [stack.enter_context(atomic_file(folder / name)) for name in names]
-        buffer: list[BlockExamples] = []
+        buffer: list[PretrainingExamples] = []
         flush_count = 0
         for block in examples:
             counts.update(block.counts)
@@ -288,7 +289,7 @@ def write_section(
 
 
 def _distribute_examples(
-    buffer: Sequence[BlockExamples],
+    buffer: Sequence[PretrainingExamples],
     handles: Sequence[BinaryIO],
     written: IntArray,
     seed: int,

@@ -31,7 +31,7 @@ from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import LONGEST_ROW_BYTES, explain_os_errors, open_file
 from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
-from gaudi_bert.corpus.sentences import Layout, detect_layout, split_lines_into_sentences
+from gaudi_bert.corpus.sentences import LineLayout, detect_line_layout, split_lines_into_sentences
 
 Compression = Literal["gzip", "zstd"]
 _FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python documentation"]
@@ -156,7 +156,7 @@ class TextFormat:
 
     name: _FormatName
     gzipped: bool
-    layout: Layout
+    layout: LineLayout
     lacks_sentence_ends: bool = False
 
     def __str__(self) -> str:
@@ -199,7 +199,7 @@ def detect_text_format(source: Source) -> TextFormat:
     lines = itertools.islice(_read_document_lines(source.path, name, gzipped), _SAMPLE_LINES)
     documents = itertools.groupby(lines, key=itemgetter(0))
     sample = [[text for _, text in document] for _, document in itertools.islice(documents, _SAMPLE_DOCUMENTS)]
-    layout = detect_layout(sample)
+    layout = detect_line_layout(sample)
     sentences = sum(len(split_lines_into_sentences(document, layout)) for document in sample)
     return TextFormat(name, gzipped, layout, _MAX_LINES_PER_SENTENCE * sentences < sum(map(len, sample)))
 
@@ -326,8 +326,8 @@ def _parse_json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentL
 
 
 @contextmanager
-def open_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
-    """Open a text file for reading in binary mode. Decompress it if `compression` is given.
+def open_decompressed_file(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
+    """Open a file, and yield a stream of its bytes. If `compression` is given, the stream decompresses the file.
 
     Raises:
         InputError: The file cannot be read, is damaged or incomplete.
@@ -358,7 +358,7 @@ def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
         InputError: The file is damaged or not UTF-8, or a line is too long.
     """
     offset = 0
-    with open_text(path, "gzip" if gzipped else None) as handle:
+    with open_decompressed_file(path, "gzip" if gzipped else None) as handle:
         for number in itertools.count(1):
             line = handle.readline(LONGEST_ROW_BYTES)
             if not line:

@@ -1,7 +1,7 @@
 """Make the pretraining examples of one block of documents.
 
 An example is [CLS] A [SEP] B [SEP] with masked tokens, encoded as a framed `tf.train.Example`. All random choices in a block
-depend only on the seed, the split, the number of the block and the number of the duplicate. The number of workers and the
+depend only on the seed, the split, the number of the block and the number of the repetition. The number of workers and the
 machine that processes a block therefore do not change a byte.
 
 Masked-LM targets are chosen as in BERT's `create_pretraining_data.py`. In a sequence of n tokens,
@@ -36,7 +36,7 @@ _MASK_PROBABILITY, _KEEP_PROBABILITY = 0.8, 0.1
 
 
 @dataclass(frozen=True)
-class BlockExamples:
+class PretrainingExamples:
     """The pretraining examples of one block of documents, encoded as TFRecords.
 
     Attributes:
@@ -51,8 +51,8 @@ class BlockExamples:
 
 
 @dataclass(frozen=True)
-class BlockJob:
-    """The input of `make_examples`: the documents of a block, the vocabulary and the settings.
+class DocumentBlockJob:
+    """The input of `make_pretraining_examples`: the documents of a block, the vocabulary and the settings.
 
     Attributes:
         documents: The documents of the block, each a list of sentences.
@@ -69,7 +69,7 @@ class BlockJob:
     settings: PrepareSettings
 
 
-def make_examples(job: BlockJob) -> BlockExamples:
+def make_pretraining_examples(job: DocumentBlockJob) -> PretrainingExamples:
     """Make the pretraining examples of one block of documents. Each document is used as often as the setting `duplicates`
     specifies.
     """
@@ -83,25 +83,26 @@ def make_examples(job: BlockJob) -> BlockExamples:
         unknown_tokens=unknown,
         **dict.fromkeys(("sequences", "tokens", "random_next", "masked"), 0),
     )
-    duplicates = range(settings.duplicates if block.document_count else 0)
-    examples = [_make_examples_of_duplicate(block, job, duplicate) for duplicate in duplicates]
+    repetitions = range(settings.duplicates if block.document_count else 0)
+    examples = [_make_masked_examples(block, job, repetition) for repetition in repetitions]
     for part in examples:
         counts.update(part.counts)
     lengths = np.concatenate([np.zeros(0, dtype=np.int64), *(part.lengths for part in examples)])
-    return BlockExamples(b"".join(part.frames for part in examples), lengths, counts)
+    return PretrainingExamples(b"".join(part.frames for part in examples), lengths, counts)
 
 
-def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int) -> BlockExamples:
-    """Make one of several sets of examples from the documents of a block. Each set, called a duplicate, has different
-    segment pairs and different masked tokens.
+def _make_masked_examples(tokens: TokenBlock, job: DocumentBlockJob, repetition: int) -> PretrainingExamples:
+    """Make examples from the documents of a block once, with randomly chosen segment pairs and masked tokens.
+
+    This function is called several times for a block. Each repetition has different pairs and masked tokens.
     """
-    settings, indices = job.settings, (job.block_number, duplicate)
+    settings, indices = job.settings, (job.block_number, repetition)
     random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
-    pairs = _choose_segment_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
+    pairs = _choose_segment_pairs(tokens, settings.max_sequence_length, settings.short_sequence_probability, random)
     first_lengths = pairs.first_ends - pairs.first_starts
     lengths = first_lengths + (pairs.second_ends - pairs.second_starts) + _SPECIAL_TOKENS_IN_PAIR
     masks = make_bit_generator(settings.seed, f"masks of {job.split}", *indices)
-    masked = _build_and_mask_pairs(block, pairs, lengths, job, masks)
+    masked = _build_and_mask_pairs(tokens, pairs, lengths, job, masks)
     slots = np.arange(settings.max_sequence_length)
     frames, frame_lengths = encode_unpacked_rows(
         UnpackedRows(
@@ -116,11 +117,11 @@ def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int
     )
     sums = {"tokens": lengths, "random_next": pairs.labels, "masked": masked.counts}
     counts = Counter(sequences=len(lengths), **{name: int(values.sum()) for name, values in sums.items()})
-    return BlockExamples(frames.tobytes(), frame_lengths, counts)
+    return PretrainingExamples(frames.tobytes(), frame_lengths, counts)
 
 
 def _build_and_mask_pairs(
-    block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox
+    block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, job: DocumentBlockJob, generator: np.random.Philox
 ) -> _MaskedSequences:
     """Build the sequence [CLS] A [SEP] B [SEP] for each of N segment pairs, and mask some of its tokens.
 

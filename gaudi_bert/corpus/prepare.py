@@ -40,19 +40,19 @@ from gaudi_bert.common.progress import Reporter, Task, format_count
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.blocks import (
     Block,
+    MeasuredSource,
     Section,
-    SourceScan,
     Split,
     choose_evaluation_documents,
     divide_blocks_into_sections,
     divide_documents_into_blocks,
     map_in_processes,
+    measure_documents,
     read_blocks,
-    scan_source,
     write_section,
 )
 from gaudi_bert.corpus.documents import Source, compute_source_identity, find_sources
-from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
+from gaudi_bert.corpus.examples import DocumentBlockJob, PretrainingExamples, make_pretraining_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
 
 # The vocabulary is trained on a sample of the training text with about this many characters. The sample consists of evenly
@@ -65,20 +65,20 @@ class _Corpus:
     """All text sources, and the division of their documents into splits, blocks and sections.
 
     Attributes:
-        scans: The sources, with their formats and document sizes.
+        sources: The sources, with their formats and document sizes.
         held_out: bool [documents], True for the documents of the split `evaluation`.
         blocks: The blocks of each split.
         parts: The number of output files of each split.
         sections: The sections of all splits.
     """
 
-    scans: Sequence[SourceScan]
+    sources: Sequence[MeasuredSource]
     held_out: BoolArray
     blocks: dict[Split, list[Block]]
     parts: dict[Split, int]
     sections: list[Section]
 
-    def mark_documents_of(self, split: str) -> BoolArray:
+    def compute_split_mask(self, split: Split) -> BoolArray:
         """Return a mask that is True for the documents of the given split, bool [documents]."""
         return self.held_out if split == "evaluation" else ~self.held_out
 
@@ -174,15 +174,15 @@ def _compute_signature(
 
 def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -> _Corpus:
     """Read all text sources once, choose the held-out documents, and divide the text into blocks and sections."""
-    scans = []
+    measured = []
     with run.reporter.task("reading the text", len(sources), "files") as task:
-        for scan in map_in_processes(scan_source, sources, choose_worker_count(run.workers, len(sources))):
-            scans.append(scan)
+        for source in map_in_processes(measure_documents, sources, choose_worker_count(run.workers, len(sources))):
+            measured.append(source)
             task.advance()
-    formats = Counter(str(scan.text_format) for scan in scans)
+    formats = Counter(str(source.text_format) for source in measured)
     for text_format, count in formats.items():
         run.reporter.say(f"{format_count(count, 'source')}: {text_format}")
-    characters = np.concatenate([scan.document_characters for scan in scans])
+    characters = np.concatenate([source.document_characters for source in measured])
     held_out = choose_evaluation_documents(len(characters), settings.evaluation_fraction, settings.seed)
     blocks: dict[Split, list[Block]] = {
         "train": divide_documents_into_blocks(characters, ~held_out),
@@ -202,7 +202,7 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
     run.reporter.say(
         f"{format_count(documents['train'], 'document')} for training, {documents['evaluation']:,} held out for evaluation"
     )
-    return _Corpus(scans, held_out, blocks, parts, sections)
+    return _Corpus(measured, held_out, blocks, parts, sections)
 
 
 def _prepare_vocabulary(
@@ -224,7 +224,7 @@ def _prepare_vocabulary(
 
         def read_sample_documents() -> Iterator[list[str]]:
             """Yield the documents of evenly spaced blocks of the training text."""
-            for _, held in read_blocks(corpus.scans, corpus.mark_documents_of("train"), blocks[::every]):
+            for _, held in read_blocks(corpus.sources, corpus.compute_split_mask("train"), blocks[::every]):
                 yield from held
 
         vocabulary = train_vocabulary(read_sample_documents, settings.train_vocab, settings.lower_case)
@@ -254,12 +254,12 @@ def _write_section_files(
         workers: The number of worker processes, or None for one per core.
     """
     folder, name = output.folder / section.split, f"{section.split} section {section.number}"
-    blocks = read_blocks(corpus.scans, corpus.mark_documents_of(section.split), section.blocks)
-    jobs = (BlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
+    blocks = read_blocks(corpus.sources, corpus.compute_split_mask(section.split), section.blocks)
+    jobs = (DocumentBlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
 
-    def make_and_advance() -> Iterator[BlockExamples]:
+    def make_and_advance() -> Iterator[PretrainingExamples]:
         """Yield the examples of each block, and advance the progress display."""
-        results = map_in_processes(make_examples, jobs, choose_worker_count(workers, len(section.blocks)))
+        results = map_in_processes(make_pretraining_examples, jobs, choose_worker_count(workers, len(section.blocks)))
         for block, examples in zip(section.blocks, results, strict=True):
             task.advance(block.characters)
             yield examples
@@ -296,8 +296,8 @@ def _write_summary_if_complete(
     content = PreparedExamples(
         vocabulary=PreparedVocabulary(size=len(vocabulary), sha256=vocabulary.sha256, trained=is_vocabulary_trained),
         sources=tuple(
-            TextSource(name=scan.source.name, format=str(scan.text_format), documents=len(scan.document_characters))
-            for scan in corpus.scans
+            TextSource(name=each.source.name, format=str(each.text_format), documents=len(each.document_characters))
+            for each in corpus.sources
         ),
         splits=splits,
     )

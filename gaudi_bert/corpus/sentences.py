@@ -23,7 +23,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-Layout = Literal["sentences", "paragraphs", "wrapped"]
+LineLayout = Literal["sentences", "paragraphs", "wrapped"]
 
 _UNFINISHED = """
     Adm Brig Capt Cmdr Col Dr Drs Fr Gen Gov Hon Lt Maj Messrs Mgr Mr Mrs Ms Mt Pres Prof Rep Rev Sen Sgt St Ste
@@ -96,7 +96,7 @@ def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[st
     return _INITIAL_OR_DOTTED.fullmatch(word) is not None and word != "I"
 
 
-def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
+def detect_line_layout(documents: Sequence[Sequence[str]]) -> LineLayout:
     """Detect whether each line of a file is a sentence or a paragraph, or whether lines are wrapped at a fixed width.
 
     Args:
@@ -130,13 +130,13 @@ def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
     )
 
 
-def split_lines_into_sentences(lines: Sequence[str], layout: Layout) -> list[str]:
+def split_lines_into_sentences(lines: Sequence[str], layout: LineLayout) -> list[str]:
     """Split the lines of a document into sentences. The layout of the file states whether a line is a sentence or a
     paragraph, or whether lines are wrapped.
 
     Args:
         lines: The non-empty lines of the document.
-        layout: The layout of the file, from `detect_layout`.
+        layout: The layout of the file, from `detect_line_layout`.
     """
     if layout == "sentences":
         return list(lines)

@@ -56,7 +56,7 @@ def build_library_config(config: EncoderConfig, head: Head) -> transformers.Pret
     try:
         loaded = transformers.CONFIG_MAPPING[kind].from_dict(values)
         if isinstance(head, TaskHead):
-            if head.needs_outputs:
+            if head.metrics_need_outputs:
                 loaded.num_labels = head.width
             if head.is_causal:
                 loaded.is_decoder = True

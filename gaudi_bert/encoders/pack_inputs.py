@@ -224,7 +224,7 @@ def pool_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tens
         [B, S, H]. The vectors of unused sequence slots are undefined.
     """
     packs, depth = batch["sequence_positions"].shape
-    if head.positions_feature is not None:
+    if head.positions_feature_name is not None:
         vectors_BSH = hidden_RH.reshape(packs, depth, -1)
     else:
         hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)

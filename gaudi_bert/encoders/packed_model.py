@@ -122,7 +122,9 @@ class PackedModel:
         """
         hidden_BLH = self._compute_hidden_states(batch)
         picked = (
-            hidden_BLH if head.positions_feature is None else gather_positions(hidden_BLH, batch[head.positions_feature])
+            hidden_BLH
+            if head.positions_feature_name is None
+            else gather_positions(hidden_BLH, batch[head.positions_feature_name])
         )
         return pool_sequences(head, upcast_to_float32(picked.flatten(0, 1)), batch)
 
@@ -136,9 +138,9 @@ class PackedModel:
         """
         head = cast(TaskHead, self._head)
         hidden_BLH = self._compute_hidden_states(batch)
-        if head.positions_feature == "masked_positions":
+        if head.positions_feature_name == "masked_positions":
             return upcast_to_float32(self._run_head(gather_positions(hidden_BLH, batch["masked_positions"])))
-        if not head.needs_outputs:
+        if not head.metrics_need_outputs:
             return upcast_to_float32(self._run_head(hidden_BLH))
         with torch.autocast(hidden_BLH.device.type, enabled=False):
             if not head.predicts_per_text:

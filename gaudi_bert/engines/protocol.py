@@ -230,7 +230,7 @@ class Model(Protocol):
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Run the model on a batch without dropout, and return the outputs of its head.
 
-        `needs_outputs` of the head must be true. For other heads, use `evaluate_batch`, which returns the sums.
+        `metrics_need_outputs` of the head must be true. For other heads, use `evaluate_batch`, which returns the sums.
         """
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:

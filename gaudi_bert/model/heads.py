@@ -71,7 +71,7 @@ class PretrainingHead:
 
     loss: Loss = "token"
     sums: int = 8
-    needs_outputs: bool = False
+    metrics_need_outputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class TaskHead:
         return self.kind in ("token-classification", "question-answering")
 
     @property
-    def needs_outputs(self) -> bool:
+    def metrics_need_outputs(self) -> bool:
         """Whether predictions and metrics need the outputs of the head. Language modelling needs only the sums of losses,
         weights and correct predictions.
         """
         return not self.kind.endswith("language-modelling")
 
     @property
-    def positions_feature(self) -> str | None:
+    def positions_feature_name(self) -> str | None:
         """The name of the batch array with the positions of the hidden states that this head reads. It is None if the head
         reads all of them.
         """
@@ -147,12 +147,12 @@ class VectorHead:
     pooling: Pooling
     normalize: bool
     sums: int = 0
-    needs_outputs: bool = True
+    metrics_need_outputs: bool = True
     predicts_per_token: bool = False
     is_causal: bool = False
 
     @property
-    def positions_feature(self) -> str | None:
+    def positions_feature_name(self) -> str | None:
         """The name of the batch array with the positions of the hidden states that this head reads. It is None if the head
         reads all of them.
         """
@@ -179,7 +179,7 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
     }
     if isinstance(head, VectorHead):
         return encoder
-    if not head.needs_outputs:
+    if not head.metrics_need_outputs:
         return {**encoder, **{name: spec for name, spec in specs.items() if name.startswith("cls/predictions/")}}
     return {
         **encoder,

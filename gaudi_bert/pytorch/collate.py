@@ -152,7 +152,10 @@ class PackCollator:
         )
 
     def _make_token_inputs(self, arrays: dict[str, IntArray]) -> Batch:
-        """Convert the arrays with one value per token to tensors, and add the attention mask of the target."""
+        """Convert the arrays with one value per token to tensors, and add an attention mask.
+
+        The mask has the form that the collator's target, such as `transformers-5` or `flex`, expects.
+        """
         batch: Batch = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "sequence_ids"}
         sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
         return {
@@ -201,14 +204,14 @@ class PackCollator:
                 batch["sequence_labels"] = self._pad_to_depth([row[column] for row in rows], np.nan, np.float32)
         batch["sequence_ids"] = torch.from_numpy(arrays["sequence_ids"])
         batch["seq_lens"] = self._make_sequence_column(rows, "seq_lens", 0)
-        return batch | {name: self._make_user_column(rows, name) for name in self._find_user_columns(rows)}
+        return batch | {name: self._collate_extra_column(rows, name) for name in self._find_extra_columns(rows)}
 
-    def _find_user_columns(self, rows: Sequence[Pack]) -> list[str]:
+    def _find_extra_columns(self, rows: Sequence[Pack]) -> list[str]:
         """Return the names of the columns that the user added to the data with one value per sequence."""
         others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_SEQUENCE_COLUMNS, self.sequence_labels)}
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
-    def _make_user_column(self, rows: Sequence[Pack], name: str) -> Any:
+    def _collate_extra_column(self, rows: Sequence[Pack], name: str) -> torch.Tensor | list[list[Any]]:
         """Return the values of one column that the user added to the data, for all sequences of a batch.
 
         Numbers are returned as a tensor [B, S] padded with 0, and all other values as one list per row.
@@ -337,7 +340,7 @@ class PackCollator:
         lengths = list(chain.from_iterable(row["seq_lens"].tolist() for row in rows))
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
         flat = {name: torch.from_numpy(values[real_BL][np.newaxis]) for name, values in arrays.items()}
-        joined = [{name: np.concatenate([row[name] for row in rows]) for name in self._find_user_columns(rows)}]
+        joined = [{name: np.concatenate([row[name] for row in rows]) for name in self._find_extra_columns(rows)}]
         return {
             **flat,
             "cu_seq_lens_q": ends,
@@ -346,7 +349,7 @@ class PackCollator:
             "max_length_k": max(lengths),
             "sequence_ids": torch.from_numpy(np.repeat(np.arange(1, len(lengths) + 1), lengths)[np.newaxis]),
             "seq_lens": torch.tensor(lengths)[None],
-            **{name: self._make_user_column(joined, name) for name in self._find_user_columns(rows)},
+            **{name: self._collate_extra_column(joined, name) for name in self._find_extra_columns(rows)},
         }
 
 

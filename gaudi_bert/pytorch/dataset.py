@@ -16,7 +16,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from gaudi_bert.tfrecords.wire.values import compute_packed_table_columns
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _ROWS_OF_SMALL_SHARDS = 32  # fewer, because each row may be in another shard, and all shards of a read are open at once
 _MOST_OPEN_SHARDS = 256
-_IDENTITY_DIGITS = 16
+_FINGERPRINT_DIGITS = 16
 _REMEDY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
 
 
@@ -85,12 +85,22 @@ class _MappedPacks(Dataset[Pack]):
         return rows
 
 
-def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Pack]]]:
-    """Open the packed table or the packed TFRecords in a folder.
+class _OpenedFolder(NamedTuple):
+    """The packs in a folder.
 
-    Returns:
-        The packs, a hexadecimal identity that differs between different packs, and a function that converts the result of
-        `read_records` to rows.
+    Attributes:
+        packs: The packs.
+        fingerprint: A hexadecimal number that differs between different packs.
+        convert_to_rows: Converts the result of `read_records` to rows.
+    """
+
+    packs: StoredPacks
+    fingerprint: str
+    convert_to_rows: Callable[[Any], Sequence[Pack]]
+
+
+def _open_packs(folder: Path) -> _OpenedFolder:
+    """Open the packed table or the packed TFRecords in a folder.
 
     Raises:
         InputError: The folder is a URL, is missing, or contains no packs.
@@ -104,16 +114,13 @@ def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequenc
     tables = sorted(folder.glob("packed-*.parquet")) or ([] if kind else sorted(folder.glob("*.parquet")))
     if tables:
         sizes = [[path.name, path.stat().st_size] for path in tables]
-        identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
-        return open_packed_tables(folder, tables), identity, list
+        fingerprint = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_FINGERPRINT_DIGITS]
+        return _OpenedFolder(open_packed_tables(folder, tables), fingerprint, list)
     if kind is not None:
         metadata = RecordMetadata.read(folder)
         check_shards_exist(folder, metadata.shard_table)
-        return (
-            open_packs(folder, metadata),
-            metadata.compute_packs_sha256()[:_IDENTITY_DIGITS],
-            _convert_record_arrays_to_rows,
-        )
+        fingerprint = metadata.compute_packs_sha256()[:_FINGERPRINT_DIGITS]
+        return _OpenedFolder(open_packs(folder, metadata), fingerprint, _convert_record_arrays_to_rows)
     check_no_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: the folder contains no packs; pack its data with `gaudi-bert pack`")
@@ -192,7 +199,7 @@ class PackedDataset(IterableDataset[Pack]):
         self.batch_packs = None if batch_packs is None else check_integer("batch_packs", batch_packs, 1)
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.seed = check_integer("seed", seed)
-        self._stored, self._identity, self._convert_to_rows = _open_packs(self.folder)
+        self._stored, self._fingerprint, self._convert_to_rows = _open_packs(self.folder)
         order = self._stored.make_order(seed)
         self._reader = self._stored.open_reader(order, rank, world_size)
         self.packs = order.packs
@@ -239,7 +246,7 @@ class PackedDataset(IterableDataset[Pack]):
             "packs_done": self._done,
             "order": ORDER_VERSION,
             "seed": self.seed,
-            "data": self._identity,
+            "data": self._fingerprint,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -249,7 +256,7 @@ class PackedDataset(IterableDataset[Pack]):
             InputError: The state belongs to other packs, another seed or another reading order, or contains no position.
         """
         state = state if isinstance(state, Mapping) else {}
-        if state.get("data") != self._identity or state.get("seed") != self.seed:
+        if state.get("data") != self._fingerprint or state.get("seed") != self.seed:
             raise InputError(
                 f"{self.folder}: the state was saved for other packs or another seed; use the folder and seed of that run"
             )
@@ -263,10 +270,10 @@ class PackedDataset(IterableDataset[Pack]):
 
     def __len__(self) -> int:
         """Return the number of rows that this process reads in a complete epoch."""
-        return self._count_batches_after(0) * self.batch
+        return self._count_batches_after(0) * self.batch_size
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """The number of packs in a batch of this process."""
         return self.batch_packs or 1
 
@@ -277,15 +284,15 @@ class PackedDataset(IterableDataset[Pack]):
 
     def _count_batches_after(self, done: int) -> int:
         """Return how many batches of an epoch remain for this process once all processes have read `done` packs in total."""
-        updates = (self.packs - done) // (self.world_size * self.batch * self.update_batches)
+        updates = (self.packs - done) // (self.world_size * self.batch_size * self.update_batches)
         return updates * self.update_batches
 
-    def count_batch(self, is_last: bool) -> None:
+    def advance_by_one_batch(self, is_last_of_epoch: bool) -> None:
         """Move the position by one batch on every process. After the last batch of an epoch, move to the next epoch."""
-        if is_last:
+        if is_last_of_epoch:
             self._epoch, self._done = self._epoch + 1, 0
         else:
-            self._done += self.world_size * self.batch
+            self._done += self.world_size * self.batch_size
 
     def skip_incomplete_epoch_end(self) -> None:
         """Move to the next epoch if the remaining packs of the current epoch are too few for a complete update of the
@@ -317,7 +324,7 @@ class PackedDataset(IterableDataset[Pack]):
     def _iterate_rows(self, worker: Any) -> Iterator[Pack]:
         """Yield the remaining rows of the current epoch that this process, or one worker of its loader, reads."""
         self.skip_incomplete_epoch_end()
-        epoch, batch = self._epoch, self.batch
+        epoch, batch = self._epoch, self.batch_size
         first = first_pack_number_of_rank(self._done, self.rank, self.world_size)
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         rows = len(range(number, self.remaining_batches, workers)) * batch
@@ -334,7 +341,7 @@ class PackedDataset(IterableDataset[Pack]):
                 # The caller may save the position as soon as it receives the last row of a batch, so count the batch before
                 # yielding this row.
                 if worker is None and done % batch == 0:
-                    self.count_batch(done == rows)
+                    self.advance_by_one_batch(done == rows)
                 yield row
 
 
@@ -398,12 +405,12 @@ class PackedLoader(DataLoader[Any]):
             packs.loader_is_ours = False
         for number, batch in enumerate(iterator, 1):
             if self.num_workers > 0:
-                packs.count_batch(number == batches)
+                packs.advance_by_one_batch(number == batches)
             yield batch
 
     def __len__(self) -> int:
         """Return the number of batches in a complete epoch."""
-        return len(self._packs) // self._packs.batch
+        return len(self._packs) // self._packs.batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that this loader yielded."""

@@ -102,7 +102,7 @@ class PackedEncoder:
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling = {pooling!r}: must be one of {', '.join(get_args(Pooling))}")
         vectors = partial(self._packed.compute_vectors, head=VectorHead(pooling, normalize))
-        parts = [outputs for _, _, outputs in self._compute_windows(texts, None, vectors, self.hidden_size)]
+        parts = [outputs for _, _, outputs in self._iterate_model_outputs(texts, None, vectors, self.hidden_size)]
         return np.concatenate([np.zeros((0, self.hidden_size), np.float32), *parts])
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ class PackedEncoder:
                 "AutoModelForSequenceClassification or AutoModelForTokenClassification, or call embed"
             )
         answers: list[dict[str, Any]] = []
-        for rows, sequences, logits in self._compute_windows(
+        for rows, sequences, logits in self._iterate_model_outputs(
             texts, self.task, self._packed.compute_head_outputs, len(self.labels)
         ):
             if self.task == "token-classification":
@@ -134,17 +134,18 @@ class PackedEncoder:
                 answers += (predict_classes if self.task == "classification" else predict_labels)(logits, self.labels)
         return answers
 
-    def _compute_windows(
+    def _iterate_model_outputs(
         self,
         texts: Sequence[Text],
         task: TaskName | None,
-        compute: Callable[[dict[str, torch.Tensor]], torch.Tensor],
-        width: int,
+        run_model: Callable[[dict[str, torch.Tensor]], torch.Tensor],
+        output_width: int,
     ) -> Iterator[tuple[list[Row], Sequences, Float32Array]]:
         """Tokenize the texts, pack them, and run the model on the packs. Process at most `_WINDOW_TEXTS` texts at a time.
 
         Yields:
-            The rows of a window, their tokens, and the outputs of `compute`, with `width` values per sequence or token.
+            The rows of a window, their tokens, and the outputs of `run_model`, with `output_width` values per sequence or
+            token.
         """
         if isinstance(texts, str | bytes):
             raise InputError(f"texts = {short_repr(texts)}: must be a list of texts, not a single text; pass [text]")
@@ -155,11 +156,11 @@ class PackedEncoder:
             self._packed.check_no_forbidden_token(batch)
             with torch.inference_mode():
                 tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
-                outputs: Float32Array = compute(move_to_device(tensors, self._packed.device)).float().cpu().numpy()
+                outputs: Float32Array = run_model(move_to_device(tensors, self._packed.device)).float().cpu().numpy()
             return outputs
 
         incomplete: IncompleteBatch = "filled" if self.static_shapes else "smaller"
-        runner = PackRunner(outputs_of, tags, width, _TOKENS_OF_A_BATCH, incomplete)
+        runner = PackRunner(outputs_of, tags, output_width, _TOKENS_OF_A_BATCH, incomplete)
         for first in range(0, len(texts), _WINDOW_TEXTS):
             rows = [
                 _convert_text_to_row(number, text, task)

@@ -44,18 +44,19 @@ from gaudi_bert.common.arrays import IntArray, check_integer, draw_random_uint64
 # A stream reads its shards one after another. The streams are divided into at most this many sets, and the sets take turns.
 # Only the shards of one set are open at a time, but the packs that are read come from the shards of all sets.
 MAX_STREAM_SETS = 4
-# The input is divided into as many parts as there are streams, and each stream reads one part. If there are n sets of
-# streams, a set reads every n-th part, and its first part is given here. With four sets, the parts of the second set lie
-# halfway between those of the first set.
+# The input is divided into as many consecutive parts as all sets together have streams, and each stream reads one part. With
+# n sets, the streams of a set read every n-th part. These are the indices of the first part of each set, of which the ones
+# below n are used. With four sets, the second set begins at part 2, so that its parts lie halfway between those of the first
+# set, and the sets that are read one after the other have different text.
 _SET_OFFSETS = (0, 2, 1, 3)
 # Each stream reads one part of the input, and the shards within this part are shuffled. Each shard moves by at most 1/8 of
 # the part's length.
 _MAX_SHIFT_DIVISOR = 8
 
 
-def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
-    """Return the number of the region of the input that each shard comes from, int64 [shards]. Regions with neighbouring
-    numbers may contain similar text.
+def find_input_region_of_shards(shards_per_group: IntArray, input_file_count: int, seed: int) -> IntArray:
+    """Return for each shard the number of the region of the input that its text comes from, int64 [shards]. Regions with
+    neighbouring numbers may contain similar text.
 
     Regions are numbered in the order of the input. All shards of a group have the same region. If every group consists of
     one file, the groups were formed by permuting the sorted files (`packing.histogram.divide_files_into_groups`), and this
@@ -63,13 +64,13 @@ def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) ->
     region.
 
     Args:
-        group_sizes: int64 [groups], the number of shards of each group.
-        input_files: The number of input files.
+        shards_per_group: int64 [groups], the number of shards of each group.
+        input_file_count: The number of input files.
         seed: The seed of the plan.
     """
-    groups = len(group_sizes)
-    regions = permutation(groups, seed, "groups") if input_files == groups else np.arange(groups)
-    return np.repeat(regions, group_sizes)
+    groups = len(shards_per_group)
+    regions = permutation(groups, seed, "groups") if input_file_count == groups else np.arange(groups)
+    return np.repeat(regions, shards_per_group)
 
 
 def _assign_shards_to_streams(
@@ -125,12 +126,12 @@ MAX_STREAMS = 512
 _NUMBERS_PER_STEP = 8192
 
 
-def choose_stream_count(shard_multiple: int) -> int:
+def choose_shard_stream_count(shards_per_group_multiple: int) -> int:
     """Return how many streams read a packed folder. Each stream reads one shard at a time.
 
-    The number of shards in each group of the folder is a multiple of `shard_multiple`.
+    The number of shards in each group of the folder is a multiple of `shards_per_group_multiple`.
     """
-    return min(MAX_STREAMS, max(_MIN_STREAMS, shard_multiple))
+    return min(MAX_STREAMS, max(_MIN_STREAMS, shards_per_group_multiple))
 
 
 def check_rank(rank: int, world_size: int) -> None:
@@ -175,8 +176,10 @@ class PackLocations(NamedTuple):
 
 
 class ShardVisit(NamedTuple):
-    """A period when a process reads packs of one shard. The visit ends at the latest when another set of streams has its
-    turn.
+    """A period in which a process reads packs of one shard. It ends when the shard has been read, or when the process
+    switches to other shards for a while.
+
+    The process switches when the turn of the shard's set of streams ends, and continues with the shard in a later visit.
 
     Attributes:
         turn: The number of the turn.
@@ -216,7 +219,7 @@ class GlobalOrder:
             shard.
         streams: The number of shards that are read at the same time (C).
         sets: The number of sets of streams that take turns. Use 1 if opening a shard again is expensive.
-        regions: The region of the input from which each shard comes, from `compute_shard_regions`, or None if unknown.
+        regions: The region of the input from which each shard comes, from `find_input_region_of_shards`, or None if unknown.
 
     Attributes:
         streams: The number of streams in a set, reduced if there are fewer shards with packs.
@@ -246,8 +249,8 @@ class GlobalOrder:
         return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
     def locate_packs(self, epoch: int, pack_numbers: IntArray) -> PackLocations:
-        """Locate packs of an epoch. For each pack, return its shard, its position in the shard's reading order, and its
-        turn, round and stream.
+        """Return the shard of each given pack of an epoch, the position of the pack in the shard's reading order, and when
+        the pack is read.
 
         `pack_numbers` is an int64 array [n] of numbers from 0 to `packs` - 1.
         """
@@ -296,15 +299,18 @@ class GlobalOrder:
                     shards_of_turn.add(visit.shard)
                     yield visit_epoch, visit
 
-    def count_open_shards(self, world_size: int) -> int:
-        """Return how many shards each of `world_size` processes reads at the same time. This holds until the first stream
-        has no packs left.
+    def count_open_shards_per_process(self, world_size: int) -> int:
+        """Return how many shards each of `world_size` processes reads at the same time.
+
+        At the end of an epoch, when the first stream has read all its packs, the processes read other shards, and a process
+        may then read up to `streams` shards at the same time.
         """
         return self.streams // math.gcd(self.streams, world_size)
 
-    def count_full_rounds(self, epoch: int) -> int:
-        """Return the number of rounds in an epoch before the first stream has no packs left. In a round, each stream of a
-        set reads one pack.
+    def count_rounds_with_all_streams(self, epoch: int) -> int:
+        """Return the number of rounds of an epoch in which every stream still has a pack to read.
+
+        This is the number of packs of the stream with the fewest packs.
         """
         return int(self._get_schedule(epoch).ends[0])
 
@@ -370,8 +376,8 @@ class _ShardSchedule(NamedTuple):
         return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, streams_per_set)
 
     def locate_packs(self, pack_numbers: IntArray) -> PackLocations:
-        """Locate packs. For each pack, return its shard, its position in the shard's reading order, and its turn, round and
-        stream.
+        """Return the shard of each given pack, the position of the pack in the shard's reading order, and when the pack is
+        read.
         """
         segment = np.searchsorted(self.numbers, pack_numbers, side="right") - 1
         count = self.stream_counts[segment]

@@ -25,7 +25,7 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, PackLocations, ShardOrder, ShardVisit, check_rank
 
-Prepared = TypeVar("Prepared")
+PreparedShard = TypeVar("PreparedShard")
 
 # To make its first packs available quickly, a process reads this many packs before it starts to prefetch. Then it prefetches
 # windows and prepares further shards.
@@ -34,7 +34,7 @@ _FIRST_PACKS = 512
 _NEVER = np.iinfo(np.int64).max
 
 
-class ShardFiles(Generic[Prepared]):
+class ShardFiles(Generic[PreparedShard]):
     """The shards of a data set. `StreamReader` opens them one by one.
 
     Each file format has a subclass, which overrides some of the methods.
@@ -45,15 +45,15 @@ class ShardFiles(Generic[Prepared]):
 
     threads: int = 1
 
-    def prepare_shard(self, shard: int) -> Prepared:
+    def prepare_shard_for_opening(self, shard: int) -> PreparedShard:
         """Do the slow part of opening a shard, and return the result for `open_shard`.
 
         This method may be called in any thread. It must not keep a file open.
         """
         raise NotImplementedError
 
-    def open_shard(self, shard: int, prepared: Prepared) -> None:
-        """Open a shard. `prepared` is the result of `prepare_shard`."""
+    def open_shard(self, shard: int, prepared: PreparedShard) -> None:
+        """Open a shard. `prepared` is the result of `prepare_shard_for_opening`."""
 
     def close_shard(self, shard: int) -> None:
         """Close an open shard."""
@@ -103,7 +103,7 @@ class _OpenShard:
     dropped: int
 
 
-class StreamReader(Generic[Prepared]):
+class StreamReader(Generic[PreparedShard]):
     """Finds the records that contain the packs of one process. It opens the shards that are needed, and closes them after
     use.
 
@@ -114,9 +114,9 @@ class StreamReader(Generic[Prepared]):
         world_size: The number of processes.
     """
 
-    def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, files: ShardFiles[PreparedShard], order: GlobalOrder, rank: int = 0, world_size: int = 1) -> None:
         self._files, self._order, self._rank_and_world_size = files, order, (rank, world_size)
-        self._shards_at_once = order.count_open_shards(world_size)
+        self._shards_at_once = order.count_open_shards_per_process(world_size)
         self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -229,7 +229,9 @@ class StreamReader(Generic[Prepared]):
         shards, firsts = np.unique(locations.shards[missing_packs], return_index=True)
         in_reading_order = np.argsort(firsts)
         keys = [(self._epoch, shard) for shard in shards[in_reading_order].tolist()]
-        later = self._list_next_shards(int(locations.turns[-1]), int(locations.rounds[-1]), {shard for _, shard in keys})
+        later = self._list_shards_to_prepare(
+            int(locations.turns[-1]), int(locations.rounds[-1]), {shard for _, shard in keys}
+        )
         self._preparer.start_preparing(keys + (later if self._reads_ahead else []))
         prepared = self._preparer.take_prepared_shards(keys)
         for (_, shard), first in zip(keys, missing_packs[firsts[in_reading_order]].tolist(), strict=True):
@@ -243,7 +245,7 @@ class StreamReader(Generic[Prepared]):
             self._prefetch_at[shard] = position + waiting_packs
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
-    def _list_next_shards(self, turn: int, last_round: int, current_shards: set[int]) -> list[_EpochAndShard]:
+    def _list_shards_to_prepare(self, after_turn: int, after_round: int, current_shards: set[int]) -> list[_EpochAndShard]:
         """Return (epoch, shard) for each shard that this process will need next, in reading order.
 
         The list contains as many shards as the process reads at the same time. Shards that begin in the same round as the
@@ -252,23 +254,26 @@ class StreamReader(Generic[Prepared]):
         applies after the first stream has ended, because from then on the process may read from any stream.
 
         Args:
-            turn: The turn of the last pack that is being opened.
-            last_round: The round of this pack.
+            after_turn: The turn of the last pack that is being opened.
+            after_round: The round of this pack.
             current_shards: The shards that are being opened.
         """
 
         def is_upcoming(epoch_visit: _EpochVisit) -> bool:
-            """Return whether a visit to a shard is not over, and the shard still has to be opened."""
+            """Return whether a shard must still be opened for a visit.
+
+            This is not the case if the visit is over, or if the shard is already open or is just being opened.
+            """
             epoch, visit = epoch_visit
             if epoch > self._epoch:
                 return True
             is_past = (visit.turn, visit.end) <= self._turn_and_round or visit.turn < self._turn_and_round[0]
-            is_here = visit.turn <= turn and (visit.shard in current_shards or visit.shard in self._open)
+            is_here = visit.turn <= after_turn and (visit.shard in current_shards or visit.shard in self._open)
             return not (is_past or is_here)
 
         def is_later(epoch_visit: _EpochVisit) -> bool:
-            """Return whether a visit to a shard begins after the last of the packs that are being read."""
-            return epoch_visit[0] > self._epoch or (epoch_visit[1].turn, epoch_visit[1].begin) > (turn, last_round)
+            """Return whether a visit begins after the last of the packs that this process is reading now."""
+            return epoch_visit[0] > self._epoch or (epoch_visit[1].turn, epoch_visit[1].begin) > (after_turn, after_round)
 
         upcoming = [epoch_visit for epoch_visit in self._upcoming_visits if is_upcoming(epoch_visit)]
         later = sum(map(is_later, upcoming))
@@ -282,7 +287,10 @@ class StreamReader(Generic[Prepared]):
             (epoch, visit.shard)
             for epoch, visit in upcoming
             if not (epoch == self._epoch and (visit.shard in current_shards or visit.shard in self._open))
-            and (self._is_read[visit.stream % self._order.streams] or visit.begin >= self._order.count_full_rounds(epoch))
+            and (
+                self._is_read[visit.stream % self._order.streams]
+                or visit.begin >= self._order.count_rounds_with_all_streams(epoch)
+            )
         ]
         return list(dict.fromkeys(own_shards))[: max(0, max_shards)]
 
@@ -309,19 +317,19 @@ def _find_window_index(order: ShardOrder, position: int) -> int:
     return int(np.searchsorted(order.windows[:, 0], position, side="right")) - 1
 
 
-class _ShardPreparer(Generic[Prepared]):
+class _ShardPreparer(Generic[PreparedShard]):
     """Prepares shards in background threads and computes their reading orders. The shards that are needed first are prepared
     first.
     """
 
-    def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
+    def __init__(self, files: ShardFiles[PreparedShard], order: GlobalOrder) -> None:
         self._files = files
         # The sets of streams take turns, so a shard is closed and opened again several times. To avoid computing its reading
         # order each time, cache the orders. The cache has room for the open shards of all sets and of one more set.
         self._compute_shard_order = lru_cache((order.sets + 1) * order.streams)(order.compute_shard_order)
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_EpochAndShard] = []
-        self._begun: dict[_EpochAndShard, Future[tuple[Prepared, ShardOrder]]] = {}
+        self._begun: dict[_EpochAndShard, Future[tuple[PreparedShard, ShardOrder]]] = {}
 
     def start_preparing(self, keys: Sequence[_EpochAndShard]) -> None:
         """Start to prepare the given shards, and discard all other prepared shards."""
@@ -345,7 +353,7 @@ class _ShardPreparer(Generic[Prepared]):
             self._begun[key] = self._pool.submit(self._prepare_shard, *key)
         self._waiting = [key for key in self._waiting if key not in self._begun]
 
-    def take_prepared_shards(self, keys: Sequence[_EpochAndShard]) -> dict[int, tuple[Prepared, ShardOrder]]:
+    def take_prepared_shards(self, keys: Sequence[_EpochAndShard]) -> dict[int, tuple[PreparedShard, ShardOrder]]:
         """Wait until the given shards are prepared. Return the prepared content and the reading order of each shard, by
         shard number.
 
@@ -360,9 +368,9 @@ class _ShardPreparer(Generic[Prepared]):
             prepared[shard] = self._prepare_shard(epoch, shard) if future is None or future.cancel() else future.result()
         return prepared
 
-    def _prepare_shard(self, epoch: int, shard: int) -> tuple[Prepared, ShardOrder]:
+    def _prepare_shard(self, epoch: int, shard: int) -> tuple[PreparedShard, ShardOrder]:
         """Prepare a shard and compute its reading order. Return both."""
-        return self._files.prepare_shard(shard), self._compute_shard_order(epoch, shard)
+        return self._files.prepare_shard_for_opening(shard), self._compute_shard_order(epoch, shard)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Estimates how well sequences can be packed with several algorithms at several depths, for `gaudi-bert estimate`.
 
-`estimate` computes a histogram of lengths from its source, packs this histogram with every algorithm at every depth, and
-returns one row per packing. The result also contains estimates for other pack lengths, and a comparison with un-padding. The
-sequences themselves are not packed, and nothing is written except for the optional pictures.
+`estimate_packing_efficiency` computes a histogram of lengths from its source, packs this histogram with every algorithm at
+every depth, and returns one row per packing. The result also contains estimates for other pack lengths, and a comparison
+with un-padding. The sequences themselves are not packed, and nothing is written except for the optional pictures.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class EstimateResult:
         return _format_details(self) if details else _format_overview(self)
 
 
-def estimate(
+def estimate_packing_efficiency(
     source: str | Path,
     *,
     depths: Sequence[str | int],
@@ -138,7 +138,7 @@ def estimate(
         return result
     default_depth = PackingSettings().depth
     depth = default_depth if default_depth in requested else requested[-1]
-    return replace(result, pictures=_draw_pictures(histogram, result, depth, picture, reporter))
+    return replace(result, pictures=_draw_and_save_charts(histogram, result, depth, picture, reporter))
 
 
 def parse_packing_depth(depth: str | int) -> str | int:
@@ -194,8 +194,8 @@ def _estimate_packings(
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[to_number(row.depth)]) for row in rows]
 
 
-def _draw_pictures(
-    histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter
+def _draw_and_save_charts(
+    histogram: Histogram, result: EstimateResult, depth: str | int, picture_path: Path, reporter: Reporter
 ) -> list[str]:
     """Draw the four pictures of an estimate, write them to files, and return the paths of the files.
 
@@ -209,7 +209,7 @@ def _draw_pictures(
         "-mixture": packing_pictures.draw_strategy_counts(packing.strategy_counts, histogram.max_sequence_length),
         "-scaling": packing_pictures.draw_unpadding([asdict(row) for row in result.unpadding]),
     }
-    paths = [picture.with_name(f"{picture.stem}{suffix}{picture.suffix}") for suffix in figures]
+    paths = [picture_path.with_name(f"{picture_path.stem}{suffix}{picture_path.suffix}") for suffix in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
         packing_pictures.save_picture(figure, path)
     reporter.say(f"pictures: {', '.join(str(path) for path in paths)}")
@@ -227,7 +227,7 @@ _HISTOGRAMS_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 def _read_histogram(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
-    """Return a histogram of the sequence lengths in a source. The arguments are those of `estimate`."""
+    """Return a histogram of the sequence lengths in a source. The arguments are those of `estimate_packing_efficiency`."""
     if is_table(source):
         with open_local_copy(source) as table:
             return _count_checked_lengths(

@@ -265,7 +265,7 @@ def draw_learning_curve(
 def use_page_style() -> Iterator[None]:
     """Apply the style of the report to all pictures that are drawn in the `with` block.
 
-    The text is larger and dark grey, and the background is transparent. Pictures are 8 inches wide. On a telephone, where
+    The text is larger and dark grey, and the background is transparent. Pictures are 8 inches wide. On a phone, where
     they are 345 pixels wide, their text is 10 pixels high.
     """
     import matplotlib
@@ -356,7 +356,7 @@ def _create_figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure
 
 
 def _add_legend_above(axes: Any) -> None:
-    """Add a legend above the axes. It has two columns, because a telephone is too narrow for three."""
+    """Add a legend above the axes. It has two columns, because the screen of a phone is too narrow for three."""
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, columnspacing=1.2)
 
 

@@ -205,7 +205,7 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
 # --- the HTML page
 
 
-class _Card(NamedTuple):
+class _MetricCard(NamedTuple):
     """A metric in the summary at the top of the page.
 
     Attributes:
@@ -248,7 +248,7 @@ def _render_page(inputs: _ReportInputs) -> str:
         missing=_describe_missing_files(inputs),
         last=_find_last_training_line(inputs.metrics),
         last_of_task=_find_last_training_line(inputs.finetuning_lines),
-        settings=_divide_settings_into_tables(inputs),
+        settings=_tabulate_changed_and_default_settings(inputs),
     )
 
 
@@ -264,16 +264,16 @@ def _find_last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
     return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
 
 
-def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_summary_cards(inputs: _ReportInputs) -> list[_MetricCard]:
     """Return the summary cards for the top of the page. Metrics that are not known yet are left out."""
-    cards: list[_Card] = []
+    cards: list[_MetricCard] = []
     histogram, totals = inputs.histogram, inputs.totals
     if histogram is not None:
         slots = histogram.max_sequence_length
         before = histogram.tokens / (histogram.sequences * slots)
         if totals is None:
-            cards.append(_Card("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
-            cards.append(_Card("Efficiency", format_percent(before), "tokens / slots, not packed yet"))
+            cards.append(_MetricCard("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
+            cards.append(_MetricCard("Efficiency", format_percent(before), "tokens / slots, not packed yet"))
         else:
             packs, bound = totals.packs, totals.lower_bound
             gap, note = packs - bound, f"{bound:,} packs: proven optimal"
@@ -282,18 +282,18 @@ def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
             packing_note = f"{histogram.sequences:,} sequences in {packs:,} packs"
             efficiency_note = f"tokens / slots; {format_percent(before)} before packing"
             cards += [
-                _Card("Packing factor", f"{totals.packing_factor:.3f}", packing_note),
+                _MetricCard("Packing factor", f"{totals.packing_factor:.3f}", packing_note),
                 *_make_speedup_card(inputs, totals.packing_factor),
-                _Card("Efficiency", format_percent(totals.efficiency, 2), efficiency_note),
-                _Card("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note),
+                _MetricCard("Efficiency", format_percent(totals.efficiency, 2), efficiency_note),
+                _MetricCard("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note),
             ]
     if inputs.verification is not None:
         note = f"each of {inputs.verification.sequences:,} sequences is in the packs exactly once"
-        cards.append(_Card("Verified", "yes", note))
-    return cards + _make_learning_cards(inputs) + _make_task_cards(inputs)
+        cards.append(_MetricCard("Verified", "yes", note))
+    return cards + _make_pretraining_accuracy_cards(inputs) + _make_task_cards(inputs)
 
 
-def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
+def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_MetricCard]:
     """Return a list with a card for the measured speed-up. If the speed-up was not measured, return an empty list.
 
     The speed-up is measured on the training device if `training.measure_speedup` is set.
@@ -312,10 +312,10 @@ def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Ca
     plan = inputs.plan
     if speedup < packing_factor and plan is not None and plan.masked_slots:
         note += f"; a pack has {plan.masked_slots} masked slots, but a padded row only {plan.max_predictions}"
-    return [_Card("Realized speed-up", f"{speedup:.3f}", note)]
+    return [_MetricCard("Realized speed-up", f"{speedup:.3f}", note)]
 
 
-def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_pretraining_accuracy_cards(inputs: _ReportInputs) -> list[_MetricCard]:
     """Return the cards for the accuracies of the pretrained model. If the model was not evaluated, return an empty list."""
     evaluation = inputs.evaluation
     if evaluation is None:
@@ -325,8 +325,8 @@ def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
     if baseline:
         note = f"{accuracy / baseline:.1f} times the unigram baseline, {format_percent(baseline)}"
     return [
-        _Card("Masked-LM accuracy", format_percent(accuracy), note),
-        _Card(
+        _MetricCard("Masked-LM accuracy", format_percent(accuracy), note),
+        _MetricCard(
             "Next-sentence accuracy",
             format_percent(evaluation.next_sentence_accuracy),
             f"always giving the more frequent answer: {format_percent(evaluation.next_sentence_baseline)}",
@@ -334,7 +334,7 @@ def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
     ]
 
 
-def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_task_cards(inputs: _ReportInputs) -> list[_MetricCard]:
     """Return a list with a card for the main metric of the fine-tuned model. If there is no such metric, return an empty
     list.
     """
@@ -346,7 +346,7 @@ def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
     if name in summary.baseline:
         baseline = "before training" if summary.task in SEARCH_TASKS else "always the same answer"
         note += f"; {baseline}: {_format_metric(summary.baseline[name], name)}"
-    return [_Card(name.replace("_", " ").capitalize(), _format_metric(summary.metrics[name], name), note)]
+    return [_MetricCard(name.replace("_", " ").capitalize(), _format_metric(summary.metrics[name], name), note)]
 
 
 def _format_metric(value: float, name: str) -> str:
@@ -449,7 +449,7 @@ def _format_cell(value: float | None) -> str:
 _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
-def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
+def _tabulate_changed_and_default_settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
     """Divide the settings of the run into two lists of tables, for changed settings and for settings with their default
     values.
 
@@ -481,7 +481,7 @@ def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Table
 
 
 def _format_setting(value: Any) -> str:
-    """Format the value of a setting as the page shows it."""
+    """Format the value of a setting for the HTML page. For example, True becomes "yes", and None becomes "none"."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -21,7 +21,7 @@ from gaudi_bert.common.arrow import open_parquet
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.config.sections import RowFormat, TaskSettings
-from gaudi_bert.corpus.documents import Compression, Source, is_json_line, open_text
+from gaudi_bert.corpus.documents import Compression, Source, is_json_line, open_decompressed_file
 from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, format_input_name
 
 # A line with its line feed, or an error if its bytes are not valid in the encoding.
@@ -98,7 +98,7 @@ class RowPart:
         if self.path is None:
             yield sys.stdin.buffer
         else:
-            with open_text(self.path, self.compression) as handle:
+            with open_decompressed_file(self.path, self.compression) as handle:
                 yield handle
 
     @contextmanager
@@ -302,7 +302,7 @@ def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
             )
     if beginning.startswith(_PARQUET):
         return "parquet"
-    with open_text(path, compression) as handle:
+    with open_decompressed_file(path, compression) as handle:
         first = b""
         while not first.strip() and (line := handle.readline(files.LONGEST_ROW_BYTES)):
             first = line.removeprefix(_UTF_8_MARK)

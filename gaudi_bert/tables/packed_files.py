@@ -32,7 +32,7 @@ from gaudi_bert.common.crc32c import append_crc, crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explain_os_errors, open_file
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.reading.global_order import choose_stream_count
+from gaudi_bert.reading.global_order import choose_shard_stream_count
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tables.groups import GroupRows, ListValues, PackSequences
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list_type
@@ -277,7 +277,7 @@ def open_packed_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
             sizes, shard_multiple = table.packs, metadata.shard_multiple
             crc32c_of = partial(TableManifest.read_shard_crc32c, folder / NOTES_NAME, table)
     files = TableFiles(paths, sizes, crc32c_of)
-    return StoredPacks(files, choose_stream_count(shard_multiple), window_rows=files.get_largest_row_group_size)
+    return StoredPacks(files, choose_shard_stream_count(shard_multiple), window_rows=files.get_largest_row_group_size)
 
 
 class TableFiles(ShardFiles["_Footer"]):
@@ -317,10 +317,10 @@ class TableFiles(ShardFiles["_Footer"]):
         If packs are shuffled within windows of this size, no second row group has to be read.
         """
         if shard not in self._windows:
-            self.prepare_shard(shard)
+            self.prepare_shard_for_opening(shard)
         return self._windows[shard]
 
-    def prepare_shard(self, shard: int) -> _Footer:
+    def prepare_shard_for_opening(self, shard: int) -> _Footer:
         """Read and check the footer of a file.
 
         Raises:
@@ -336,7 +336,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return footer
 
     def open_shard(self, shard: int, footer: _Footer) -> None:
-        """Mark a file as open, and keep the footer that `prepare_shard` returned."""
+        """Mark a file as open, and keep the footer that `prepare_shard_for_opening` returned."""
         self._footers[shard] = footer
 
     def close_shard(self, shard: int) -> None:
@@ -373,7 +373,7 @@ class TableFiles(ShardFiles["_Footer"]):
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
             if file not in self._footers:
-                self.open_shard(file, self.prepare_shard(file))
+                self.open_shard(file, self.prepare_shard_for_opening(file))
             ends = self._footers[file].ends
             number = int(np.searchsorted(ends, record, side="right"))
             self._groups.pop(file, None)

@@ -23,7 +23,7 @@ from gaudi_bert.common.arrow import (
 )
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import LONGEST_ROW_BYTES, check_regular_file, explain_os_errors, open_file
-from gaudi_bert.corpus.documents import open_text
+from gaudi_bert.corpus.documents import open_decompressed_file
 from gaudi_bert.rows.formats import JSON
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
@@ -295,7 +295,7 @@ def _read_blocks(path: Path, start_byte: int, end_byte: int | None) -> Iterator[
     Raises:
         InputError: A line is too long.
     """
-    with open_text(path, "gzip" if path.suffix == ".gz" else None) as handle:
+    with open_decompressed_file(path, "gzip" if path.suffix == ".gz" else None) as handle:
         handle.seek(start_byte)
         remaining = None if end_byte is None else end_byte - start_byte
         rest = b""

@@ -229,7 +229,7 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
         InputError: The task has no predictions, or the model cannot be loaded.
     """
     path = described.path
-    if isinstance(task.head, VectorHead) or not task.head.needs_outputs:
+    if isinstance(task.head, VectorHead) or not task.head.metrics_need_outputs:
         raise InputError(
             f"{path}: models for {task.name} make no predictions; run `gaudi-bert embed`, or fine-tune another task"
         )

@@ -369,7 +369,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         head, sequences = self.task.head, self.data.sequences
         count = len(sequences.input_ids) if head.predicts_per_token else len(sequences)
         width = self.task.output_width if isinstance(head, TaskHead) else self.hidden_size
-        return np.zeros((count, width), np.float32) if head.needs_outputs else None
+        return np.zeros((count, width), np.float32) if head.metrics_need_outputs else None
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
         """Return the loss and the metrics of the task, computed from the sums and the model outputs of all batches."""

@@ -32,7 +32,7 @@ from gaudi_bert.common.compiled import address_of, copy_bytes, kernel_without_re
 from gaudi_bert.common.crc32c import crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, open_file
-from gaudi_bert.reading.global_order import MAX_STREAM_SETS, choose_stream_count, compute_shard_regions
+from gaudi_bert.reading.global_order import MAX_STREAM_SETS, choose_shard_stream_count, find_input_region_of_shards
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, check_frame_length, format_record_location
@@ -62,8 +62,8 @@ _StatusAndCountAndPosition = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _RecordPositions:
-    """The positions and checksums of the records in one file. `RecordFiles.prepare_shard` finds them in advance, so that the
-    file opens quickly.
+    """The positions and checksums of the records in one file. `RecordFiles.prepare_shard_for_opening` finds them in advance,
+    so that the file opens quickly.
 
     Attributes:
         starts: int64 [records + 1], the position of each record's frame. The last entry is the end of the file.
@@ -114,10 +114,10 @@ class RecordFiles(ShardFiles["_RecordPositions"]):
         records.
         """
         if self._counts is None:
-            self._counts = [len(self.prepare_shard(file).starts) - 1 for file in range(len(self.paths))]
+            self._counts = [len(self.prepare_shard_for_opening(file).starts) - 1 for file in range(len(self.paths))]
         return np.asarray(self._counts, np.int64)
 
-    def prepare_shard(self, shard: int) -> _RecordPositions:
+    def prepare_shard_for_opening(self, shard: int) -> _RecordPositions:
         """Find the positions of the records in a file, so that the file can be opened. If there is a cache, download the
         file first.
 
@@ -147,7 +147,7 @@ class RecordFiles(ShardFiles["_RecordPositions"]):
         return _RecordPositions(np.append(starts_of_records, content.size), None, pages if is_compressed else None)
 
     def open_shard(self, shard: int, positions: _RecordPositions) -> None:
-        """Open a file that `prepare_shard` has prepared, so that its records can be read.
+        """Open a file that `prepare_shard_for_opening` has prepared, so that its records can be read.
 
         Raises:
             InputError: The file cannot be read, or its size has changed.
@@ -162,7 +162,7 @@ class RecordFiles(ShardFiles["_RecordPositions"]):
         self.discard_shard(shard)
 
     def discard_shard(self, shard: int) -> None:
-        """Release a file that `prepare_shard` has prepared, so that the cache may evict it."""
+        """Release a file that `prepare_shard_for_opening` has prepared, so that the cache may evict it."""
         if self._cache is not None:
             self._cache.release(shard)
 
@@ -196,7 +196,7 @@ class RecordFiles(ShardFiles["_RecordPositions"]):
         """
         if not self._addresses[files, 1].all():
             for file in np.unique(files[self._addresses[files, 1] == 0]).tolist():
-                self.open_shard(file, self.prepare_shard(file))
+                self.open_shard(file, self.prepare_shard_for_opening(file))
         lengths = np.empty(len(files), np.int64)
         absent = _find_payload_lengths(self._addresses, files, records, lengths)
         if absent >= 0:
@@ -566,8 +566,8 @@ def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None 
     The shuffled order mixes the packs of many shards and of all regions of the input. The arguments are the same as in
     `open_shards`.
     """
-    files, streams = open_shards(folder, metadata, cache), choose_stream_count(metadata.shard_multiple)
-    regions = compute_shard_regions(metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed)
+    files, streams = open_shards(folder, metadata, cache), choose_shard_stream_count(metadata.shard_multiple)
+    regions = find_input_region_of_shards(metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed)
     return StoredPacks(files, streams, MAX_STREAM_SETS, regions)
 
 

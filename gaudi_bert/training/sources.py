@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import is_in_store, open_file
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.reading.global_order import MAX_STREAMS, choose_stream_count
+from gaudi_bert.reading.global_order import MAX_STREAMS, choose_shard_stream_count
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.random_access import (
     RecordFiles,
@@ -85,7 +85,7 @@ class RecordSource:
     @property
     def parallel_stream_count(self) -> int:
         """The number of record files that are read at the same time."""
-        return choose_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
+        return choose_shard_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
 
     def format_shared_shards_note(self, processes: int) -> str | None:
         """If several processes must read the same shards, return a note for the user on how often the data is read.

@@ -24,12 +24,12 @@ from gaudi_bert.corpus.blocks import (
     divide_blocks_into_sections,
     divide_documents_into_blocks,
     map_in_processes,
+    measure_documents,
     read_blocks,
-    scan_source,
     write_section,
 )
 from gaudi_bert.corpus.documents import Source
-from gaudi_bert.corpus.examples import BlockExamples
+from gaudi_bert.corpus.examples import PretrainingExamples
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders.properties import examples
 from tests.builders.waiting import wait_until
@@ -75,7 +75,7 @@ def write_sources(folder: Path) -> list[Source]:
 
 def test_blocks_are_read_over_the_borders_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "BLOCK_CHARACTERS", 5)
-    scans = [scan_source(source) for source in write_sources(tmp_path)]
+    scans = [measure_documents(source) for source in write_sources(tmp_path)]
     characters = np.concatenate([scan.document_characters for scan in scans])
     assert characters.tolist() == [2, 2, 2, 2, 4, 2, 2]
     chosen = np.array([1, 0, 1, 1, 0, 1, 1], dtype=bool)
@@ -95,12 +95,12 @@ def payloads_of(number: int, size: int) -> list[bytes]:
     return [f"{number}-{index}".encode() * (1 + index % 3) for index in range(size)]
 
 
-def blocks_of(*sizes: int) -> Iterator[BlockExamples]:
+def blocks_of(*sizes: int) -> Iterator[PretrainingExamples]:
     for number, size in enumerate(sizes):
         frames = [frame(payload) for payload in payloads_of(number, size)]
         lengths = np.array([len(record) for record in frames], dtype=np.int64)
         counts = Counter(dict.fromkeys(PreparedSection.model_fields.keys() - {"files"}, len(frames)))
-        yield BlockExamples(b"".join(frames), lengths, counts)
+        yield PretrainingExamples(b"".join(frames), lengths, counts)
 
 
 def written(folder: Path) -> list[list[bytes]]:

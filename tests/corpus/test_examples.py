@@ -13,12 +13,12 @@ from gaudi_bert.common.arrays import make_bit_generator
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.examples import (
-    BlockExamples,
-    BlockJob,
+    DocumentBlockJob,
+    PretrainingExamples,
     _choose_segment_pairs,
     _mask_sequences,
     _RandomStream,
-    make_examples,
+    make_pretraining_examples,
 )
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, TokenBlock, Vocabulary, tokenize_documents
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -29,10 +29,10 @@ VOCABULARY = Vocabulary((*SPECIAL_TOKENS, "w", *(f"##{digit}" for digit in range
 PAD, UNK, CLS, SEP, MASK = range(5)
 
 
-def _job_of(documents: list[list[str]], split: str = "train", block: int = 0, **changes: Any) -> BlockJob:
+def _job_of(documents: list[list[str]], split: str = "train", block: int = 0, **changes: Any) -> DocumentBlockJob:
     vocabulary = changes.pop("vocabulary", VOCABULARY)
     settings = {"max_sequence_length": 31, "max_predictions": 5, "duplicates": 3, "seed": 7, **changes}
-    return BlockJob(documents, split, block, vocabulary, PrepareSettings(**settings))
+    return DocumentBlockJob(documents, split, block, vocabulary, PrepareSettings(**settings))
 
 
 def documents_of(seed: int) -> list[list[str]]:
@@ -43,7 +43,7 @@ def documents_of(seed: int) -> list[list[str]]:
     ]
 
 
-def payloads(made: BlockExamples) -> list[bytes]:
+def payloads(made: PretrainingExamples) -> list[bytes]:
     stops = np.cumsum(made.lengths)
     return [made.frames[stop - length + 12 : stop - 4] for stop, length in zip(stops, made.lengths, strict=True)]
 
@@ -64,7 +64,7 @@ def test_every_example_is_well_formed(seed: int, length: int, predictions: int, 
     documents = documents_of(seed)
     chosen = {"max_sequence_length": length, "max_predictions": predictions, "masked_lm_probability": share}
     chosen |= {"whole_word_masking": whole_words, "seed": seed}
-    made = make_examples(_job_of(documents, **chosen))
+    made = make_pretraining_examples(_job_of(documents, **chosen))
     block = tokenize_documents(documents, VOCABULARY, True)
     text = block.tokens.tolist()
     runs = {tuple(text[start : start + size]) for start in range(len(text)) for size in range(1, length)}
@@ -94,7 +94,7 @@ def test_every_example_is_well_formed(seed: int, length: int, predictions: int, 
 
 
 def test_figures_add_up() -> None:
-    made = make_examples(_job_of(documents_of(2)))
+    made = make_pretraining_examples(_job_of(documents_of(2)))
     examples = [decode_example(payload) for payload in payloads(made)]
     assert made.counts == {
         "text_documents": 7,
@@ -110,7 +110,7 @@ def test_figures_add_up() -> None:
 
 def test_duplicates_differ_and_all_depends_on_seed_split_and_block() -> None:
     def made(*which: Any, **changes: Any) -> list[bytes]:
-        return payloads(make_examples(_job_of(documents_of(3), *which, **changes)))
+        return payloads(make_pretraining_examples(_job_of(documents_of(3), *which, **changes)))
 
     assert made() == made()
     assert len(set(made(duplicates=4))) > 0.95 * len(made(duplicates=4))
@@ -120,7 +120,7 @@ def test_duplicates_differ_and_all_depends_on_seed_split_and_block() -> None:
 
 
 def test_text_that_leaves_no_token_makes_nothing() -> None:
-    nothing = make_examples(_job_of([["\u200b", " "], ["\x07"]]))
+    nothing = make_pretraining_examples(_job_of([["\u200b", " "], ["\x07"]]))
     assert (nothing.frames, len(nothing.lengths), nothing.counts["sequences"]) == (b"", 0, 0)
 
 

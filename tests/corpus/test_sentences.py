@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.corpus.sentences import detect_layout, split_lines_into_sentences, split_sentences
+from gaudi_bert.corpus.sentences import detect_line_layout, split_lines_into_sentences, split_sentences
 from tests.builders.properties import examples
 
 
@@ -76,5 +76,5 @@ UNPUNCTUATED = ["he went home", "she read a very long and winding book about wha
     ],
 )
 def test_layouts(lines: list[str], layout: Literal["sentences", "paragraphs", "wrapped"], sentences: list[str]) -> None:
-    assert detect_layout([lines, lines] if lines else []) == layout
+    assert detect_line_layout([lines, lines] if lines else []) == layout
     assert split_lines_into_sentences(lines, layout) == sentences

@@ -19,4 +19,4 @@ from gaudi_bert.model.heads import TaskHead, TaskKind
     ],
 )
 def test_a_head_reads_texts_masked_tokens_or_all_tokens(kind: TaskKind, feature: str | None) -> None:
-    assert TaskHead(kind).positions_feature == feature
+    assert TaskHead(kind).positions_feature_name == feature

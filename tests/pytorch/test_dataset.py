@@ -11,7 +11,7 @@ import pytest
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.reading.global_order import WINDOW_PACKS, compute_shard_regions
+from gaudi_bert.reading.global_order import WINDOW_PACKS, find_input_region_of_shards
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -43,7 +43,9 @@ def epochs(case: PackingCase) -> list[list[bytes]]:
         [decode_example(each) for each in read_records(case.packed / shard.name)] if shard.packs else [] for shard in shards
     ]
     metadata = RecordMetadata.read(case.packed)
-    regions = compute_shard_regions(metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed).tolist()
+    regions = find_input_region_of_shards(
+        metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed
+    ).tolist()
     return [
         [
             packs[shard][record]["input_ids"].astype(np.int32).tobytes()

@@ -12,8 +12,8 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.histogram import divide_files_into_groups
 from gaudi_bert.reading.global_order import (
     GlobalOrder,
-    choose_stream_count,
-    compute_shard_regions,
+    choose_shard_stream_count,
+    find_input_region_of_shards,
     pack_numbers_of_rank,
 )
 from tests.builders.properties import examples
@@ -73,16 +73,16 @@ def test_visits_are_the_shards_of_a_process(
 
 
 def test_streams_are_as_many_as_the_shards_of_a_group_within_bounds() -> None:
-    assert [choose_stream_count(multiple) for multiple in (1, 32, 48, 512, 1000)] == [32, 32, 48, 512, 512]
-    assert [GlobalOrder([5] * 99, 7).count_open_shards(size) for size in (1, 3, 8, 48, 64)] == [32, 32, 4, 2, 1]
+    assert [choose_shard_stream_count(multiple) for multiple in (1, 32, 48, 512, 1000)] == [32, 32, 48, 512, 512]
+    assert [GlobalOrder([5] * 99, 7).count_open_shards_per_process(size) for size in (1, 3, 8, 48, 64)] == [32, 32, 4, 2, 1]
 
 
 def test_regions_are_the_positions_of_the_files_of_groups() -> None:
     files = [SimpleNamespace(name=f"part-{number:02d}", bytes=1, sequences=100) for number in range(40)]
     groups = divide_files_into_groups(files, group_sequences=100, group_bytes=1000, seed=9)
     positions = [int(group[0].name[5:]) for group in groups]
-    assert compute_shard_regions(np.full(40, 3), 40, 9).tolist() == np.repeat(positions, 3).tolist()
-    assert compute_shard_regions(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]
+    assert find_input_region_of_shards(np.full(40, 3), 40, 9).tolist() == np.repeat(positions, 3).tolist()
+    assert find_input_region_of_shards(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]
 
 
 def test_a_window_may_be_that_of_the_shard() -> None:

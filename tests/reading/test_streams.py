@@ -30,7 +30,7 @@ class CountedShards(ShardFiles[int]):
         self.opened: set[int] = set()
         self.prefetched: list[tuple[int, int]] = []
 
-    def prepare_shard(self, shard: int) -> int:
+    def prepare_shard_for_opening(self, shard: int) -> int:
         if shard == self.damaged:
             raise InputError(f"shard {shard} is damaged")
         with self.lock:
@@ -86,12 +86,12 @@ def test_records_are_those_of_the_order_and_few_shards_are_open(
             now = numbers[first : first + at_once]
             shards, records = reader.locate_and_open(epoch, now)
             assert list(zip(shards.tolist(), records.tolist(), strict=True)) == [dealt[number] for number in now]
-            if order.locate_packs(epoch, now).rounds[-1] < order.count_full_rounds(epoch):
-                assert len(files.opened - set(shards.tolist())) <= order.count_open_shards(world_size)
+            if order.locate_packs(epoch, now).rounds[-1] < order.count_rounds_with_all_streams(epoch):
+                assert len(files.opened - set(shards.tolist())) <= order.count_open_shards_per_process(world_size)
             assert len(files.opened - set(shards.tolist())) <= order.streams
             assert set(shards.tolist()) <= files.opened
             assert files.here() <= max(
-                order.streams + order.count_open_shards(world_size), len(files.opened) + files.threads
+                order.streams + order.count_open_shards_per_process(world_size), len(files.opened) + files.threads
             )
     reader.close()
     assert not files.opened

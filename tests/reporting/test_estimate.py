@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.reporting.estimate import EstimateResult, estimate, list_bundled_histograms
+from gaudi_bert.reporting.estimate import EstimateResult, estimate_packing_efficiency, list_bundled_histograms
 from tests.builders.agree import agree
 from tests.builders.histograms import HISTOGRAMS
 from tests.builders.reporters import QUIET
@@ -18,7 +18,7 @@ SQUAD = HISTOGRAMS / "squad-384.json"
 
 
 def quick(source: str | Path, **changes) -> EstimateResult:
-    return estimate(source, **{"depths": ["2"], "algorithms": ["lpfhp"], "reporter": QUIET, **changes})
+    return estimate_packing_efficiency(source, **{"depths": ["2"], "algorithms": ["lpfhp"], "reporter": QUIET, **changes})
 
 
 def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
         features = {**batch.features(), **task.make_targets_and_weights(batch, MaskKey(5, 0))}
         logits, (loss_sum, weight, _) = model.evaluate_batch(features)
         assert abs(loss_sum / weight - loss) <= 1e-5
-        assert (logits is None) == (not task.head.needs_outputs)
+        assert (logits is None) == (not task.head.metrics_need_outputs)
         if logits is not None:
             kept = len(sequences.input_ids) if task.head.predicts_per_token else len(sequences)
             ours = np.full((kept, task.output_width), np.nan, np.float32)

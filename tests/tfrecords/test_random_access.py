@@ -104,9 +104,9 @@ def read_all(files: RecordFiles, shard: int) -> dict:
 
 def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
     indexed, shard = indexed_case(tmp_path / "indexed")
-    assert indexed.prepare_shard(shard).checksums is not None
+    assert indexed.prepare_shard_for_opening(shard).checksums is not None
     walked = RecordFiles(indexed.paths, indexed.schema, indexed.record_counts)
-    assert walked.prepare_shard(shard).checksums is None
+    assert walked.prepare_shard_for_opening(shard).checksums is None
     for name, values in read_all(walked, shard).items():
         np.testing.assert_array_equal(read_all(indexed, shard)[name], values)
 
@@ -130,7 +130,7 @@ def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, cha
 
 def test_sizes_of_another_sum_are_not_used(tmp_path: Path) -> None:
     files, shard = indexed_case(tmp_path, lambda sizes: [*sizes[:-1], sizes[-1] + 1])
-    assert files.prepare_shard(shard).checksums is None
+    assert files.prepare_shard_for_opening(shard).checksums is None
     assert len(read_all(files, shard)["input_ids"]) == files.record_counts[shard]
 
 
@@ -184,7 +184,7 @@ def test_of_very_many_shards_only_the_names_are_looked_up(tmp_path: Path, monkey
     random_access.check_shards_exist(case.packed, metadata.shard_table)
     files = open_shards(case.packed, metadata)
     with pytest.raises(InputError, match=f"{shard.name}: the size has changed from .* to .* bytes"):
-        files.open_shard(1, files.prepare_shard(1))
+        files.open_shard(1, files.prepare_shard_for_opening(1))
     shard.unlink()
     with pytest.raises(InputError, match=f"{shard.name}: the shard is missing"):
         random_access.check_shards_exist(case.packed, metadata.shard_table)

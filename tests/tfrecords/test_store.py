@@ -135,7 +135,7 @@ def few(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream, and the next shards after 12 packs."""
-    monkeypatch.setattr("gaudi_bert.tfrecords.random_access.choose_stream_count", lambda _: 1)
+    monkeypatch.setattr("gaudi_bert.tfrecords.random_access.choose_shard_stream_count", lambda _: 1)
     monkeypatch.setattr("gaudi_bert.reading.streams._FIRST_PACKS", 12)
 
 

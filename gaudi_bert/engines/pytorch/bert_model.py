@@ -120,7 +120,7 @@ class TorchBert(TorchModel):
 
     def convert_weights_for_inference(self, dtype: torch.dtype) -> None:
         """Convert the weights of all encoder layers for inference, and concatenate the attention kernels of each layer."""
-        at_few_positions = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
+        at_few_positions = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature_name is not None
         self.frozen = convert_parameters_for_inference(
             self.parameters_by_name, self.config, dtype, separate_query_in_last_layer=at_few_positions
         )
@@ -161,11 +161,13 @@ class TorchBert(TorchModel):
         network, head = self._build_network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return compute_pretraining_logits(network, batch)
-        hidden_RH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
+        hidden_RH = encode_packs(
+            network, batch, None if head.positions_feature_name is None else batch[head.positions_feature_name]
+        )
         if isinstance(head, VectorHead):
             return pool_sequences(head, upcast_to_float32(hidden_RH), batch)
         packs, length = batch["input_ids"].shape
-        if not head.needs_outputs:
+        if not head.metrics_need_outputs:
             check_logit_count(packs, length, self.config.vocab_size)
             return compute_masked_lm_logits(network, hidden_RH)
         inputs_PH = apply_pooler(network, hidden_RH) if head.predicts_per_text else upcast_to_float32(hidden_RH)

@@ -110,7 +110,7 @@ class TorchModel(ABC):
             with self.autocast_context():
                 outputs = self.forward(tensors, False)
             sums = self.compute_loss_and_metric_sums(outputs, tensors)
-        return BatchEvaluation(to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float()))
+        return BatchEvaluation(to_numpy(outputs.float()) if head.metrics_need_outputs else None, to_numpy(sums.float()))
 
     def run_training_pass(self, batch: BatchArrays) -> float:
         """Run a forward and a backward pass with dropout, to measure how long they take. The weights do not change.

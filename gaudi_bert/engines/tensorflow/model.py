@@ -116,7 +116,7 @@ class TensorFlowModel:
         loss and the metrics.
         """
         outputs, sums = self._evaluate(self.copy_to_device(batch))
-        return BatchEvaluation(outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy())
+        return BatchEvaluation(outputs.numpy() if self.spec.head.metrics_need_outputs else None, sums.numpy())
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Run a forward and a backward pass of a pretraining model without dropout, and return its outputs, losses and
@@ -208,7 +208,7 @@ class TensorFlowModel:
         """
         outputs = self.forward(batch)
         sums = self.compute_loss_and_metric_sums(outputs, batch)
-        return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
+        return outputs if self.spec.head.metrics_need_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
     def _trace_training_pass(self, batch: Batch) -> tf.Tensor:
         """Run a forward and a backward pass with dropout, and return the sum of all gradient elements.
@@ -232,10 +232,12 @@ def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.
     For language modelling, the outputs are the logits of the vocabulary, [P, V].
     """
     packs, length = batch["input_ids"].shape
-    if not head.needs_outputs:
+    if not head.metrics_need_outputs:
         check_logit_count(packs, length, network.config.vocab_size)
-    hidden_PH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
-    if not head.needs_outputs:
+    hidden_PH = encode_packs(
+        network, batch, None if head.positions_feature_name is None else batch[head.positions_feature_name]
+    )
+    if not head.metrics_need_outputs:
         return compute_masked_lm_logits(network, hidden_PH)
     shape = [packs, length, head.width]
     if head.predicts_per_text:
@@ -251,9 +253,11 @@ def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Ten
 
     The vectors are float32 [B, S, H]. The vectors of unused sequence slots are undefined.
     """
-    hidden = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
+    hidden = encode_packs(
+        network, batch, None if head.positions_feature_name is None else batch[head.positions_feature_name]
+    )
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
-    if head.positions_feature is not None:
+    if head.positions_feature_name is not None:
         vectors_BSH = tf.reshape(upcast_to_float32(hidden), [packs, depth, size])
     else:
         hidden_BLH = tf.reshape(upcast_to_float32(hidden), [*batch["input_ids"].shape, size])
