@@ -55,6 +55,9 @@ def test_a_pricer_finds_the_best_of_all_packs(kind: Any, available: dict[int, in
     chosen = pricer.find_improving_strategies(np.arange(len(lengths)), prices, -1.0)
     assert set(chosen) <= set(allowed)
     agree(best_of(chosen), best_of(allowed), 1e-12, scale=1.0)
+    middle = best_of(allowed).mean() - 1e-9
+    improving = pricer.find_improving_strategies(np.arange(len(lengths)), prices, middle)
+    assert set(improving) == {pack for pack in chosen if sum(map(price_of.__getitem__, pack)) > middle}
 
 
 def test_too_many_strategies_are_not_listed() -> None:
