@@ -295,13 +295,16 @@ def _is_dotfile(path: Path, artefact: Path, completion_marker: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def describe_first_difference(stored: Any, expected: Any, expected_origin: str, key_path: str = "") -> str | None:
+def describe_first_difference(
+    stored: Any, expected: Any, expected_origin: str, *, ignored_key: str | None = None, key_path: str = ""
+) -> str | None:
     """Describe the first difference between two JSON values. Return None if they are equal.
 
     Args:
         stored: The value that was read from a file.
         expected: The expected value.
         expected_origin: The origin of the expected value, such as "now", for the text.
+        ignored_key: A key whose values may differ, such as `settings.training.updates`, or None.
         key_path: The key of the values, for recursive calls.
 
     Returns:
@@ -313,15 +316,17 @@ def describe_first_difference(stored: Any, expected: Any, expected_origin: str, 
         ]
     elif isinstance(stored, list) and isinstance(expected, list) and len(stored) == len(expected):
         pairs = [(f"{key_path}[{number}]", *values) for number, values in enumerate(zip(stored, expected, strict=True))]
-    elif stored == expected:
-        return None
     else:
-        before, now = ("missing" if value is _ABSENT else json.dumps(value) for value in (stored, expected))
         key = key_path.removeprefix(".") or "value"
+        if stored == expected or key == ignored_key:
+            return None
+        before, now = ("missing" if value is _ABSENT else json.dumps(value) for value in (stored, expected))
         return f"{key}: {shorten(before, 60)} in the file, {shorten(now, 60)} {expected_origin}"
-    return next(
-        filter(None, (describe_first_difference(one, other, expected_origin, key) for key, one, other in pairs)), None
+    differences = (
+        describe_first_difference(one, other, expected_origin, ignored_key=ignored_key, key_path=key)
+        for key, one, other in pairs
     )
+    return next(filter(None, differences), None)
 
 
 _ABSENT = object()

@@ -58,15 +58,16 @@ def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
         return {}
     # Some private stores do not support the checksums of the S3 protocol, so only send them if they are required. This
     # package checks the sizes and CRC-32Cs of its files itself.
-    config = {
-        "connect_timeout": settings.timeout_seconds,
-        "read_timeout": settings.timeout_seconds,
-        "max_pool_connections": 4 * settings.connections,
-        "request_checksum_calculation": "when_required",
-        "response_checksum_validation": "when_required",
-        "retries": {"max_attempts": 0},
+    options: dict[str, Any] = {
+        "config_kwargs": {
+            "connect_timeout": settings.timeout_seconds,
+            "read_timeout": settings.timeout_seconds,
+            "max_pool_connections": 4 * settings.connections,
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+            "retries": {"max_attempts": 0},
+        }
     }
-    options: dict[str, Any] = {"config_kwargs": config}
     if settings.endpoint_url:
         options["endpoint_url"] = settings.endpoint_url
     if settings.ca_file:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationEr
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from gaudi_bert.artefacts.completion import describe_first_difference
 from gaudi_bert.artefacts.mirrored_folder import list_names, remove_files
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.files import atomic_file, check_regular_file, explain_os_errors, open_file
@@ -340,6 +341,10 @@ class Progress:
     tokens: int = 0
 
 
+# A finished run may be resumed with a larger number of updates, so this setting may differ from the stored one.
+_CHANGEABLE_SETTING = "settings.training.updates"
+
+
 def restore_newest_checkpoint(
     checkpoint_folder: Path, model: Model, updates: Updates, run_signature: Mapping[str, Any], say: Callable[[str], None]
 ) -> Progress:
@@ -383,37 +388,17 @@ def restore_newest_checkpoint(
                 f"{checkpoint_folder}: the checkpoint belongs to another model: {problem}; use the model settings with "
                 "which it was trained"
             )
-    other = _describe_first_difference(checkpoint.settings.get("run", {}), run_signature)
-    if other is not None:
+    difference = describe_first_difference(
+        checkpoint.settings.get("run", {}), run_signature, "in this run", ignored_key=_CHANGEABLE_SETTING
+    )
+    if difference is not None:
         raise InputError(
-            f"{checkpoint_folder}: the checkpoint belongs to another run: {other}; remove it, or train with --overwrite"
+            f"{checkpoint_folder}: the checkpoint belongs to another run ({difference}); remove it, or train with "
+            "--overwrite"
         )
     model.load_variables(checkpoint.variables)
     updates.load_moments(checkpoint.first_moments, checkpoint.second_moments)
     return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
-
-
-# A finished run may be resumed with a larger number of updates, so this setting may differ from the stored one.
-_CHANGEABLE_SETTING = "settings.training.updates"
-
-
-def _describe_first_difference(stored: Any, requested: Any, key: str = "") -> str | None:
-    """Describe the first difference between two run signatures for an error message. Return None if they are equal.
-
-    Args:
-        stored: The signature in the checkpoint, or a part of it.
-        requested: The signature of this run, or the same part of it.
-        key: The dotted name of the part. Empty for the complete signature.
-    """
-    if isinstance(stored, Mapping) and isinstance(requested, Mapping):
-        for name in {**requested, **stored}:
-            part = _describe_first_difference(stored.get(name), requested.get(name), f"{key}.{name}".lstrip("."))
-            if part is not None:
-                return part
-        return None
-    if stored == requested or key == _CHANGEABLE_SETTING:
-        return None
-    return f"{key or 'the signature'} is {short_repr(stored)} in the checkpoint and {short_repr(requested)} in this run"
 
 
 def broadcast_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:

@@ -174,20 +174,21 @@ class MlperfLog:
         keys = self._keys
         self._log.event(keys.CACHE_CLEAR, True)
         self._log.start(keys.INIT_START)
-        for key, value in (
-            (keys.SUBMISSION_BENCHMARK, keys.BERT),
-            (keys.SUBMISSION_ORG, settings.organization),
-            (keys.SUBMISSION_PLATFORM, settings.platform),
-            (keys.SUBMISSION_DIVISION, settings.division),
-            (keys.SUBMISSION_STATUS, keys.ONPREM),
-        ):
-            self._log.event(key, value)
-        self._log_hyperparameters(plan, source, config)
+        self._log_submission_and_hyperparameters(settings, plan, source, config)
 
-    def _log_hyperparameters(self, plan: RunPlan, source: RecordSource, config: BertConfig) -> None:
-        """Log the hyperparameters, the names of the model variables and, if known, the number of training sequences."""
+    def _log_submission_and_hyperparameters(
+        self, submission: MlperfSettings, plan: RunPlan, source: RecordSource, config: BertConfig
+    ) -> None:
+        """Log who submits what, the hyperparameters, the names of the model variables and, if known, the number of training
+        sequences.
+        """
         settings, keys = plan.settings, self._keys
         values: Mapping[str, Any] = {
+            keys.SUBMISSION_BENCHMARK: keys.BERT,
+            keys.SUBMISSION_ORG: submission.organization,
+            keys.SUBMISSION_PLATFORM: submission.platform,
+            keys.SUBMISSION_DIVISION: submission.division,
+            keys.SUBMISSION_STATUS: keys.ONPREM,
             keys.SEED: settings.seed,
             keys.GLOBAL_BATCH_SIZE: round(plan.sequences_per_update),
             keys.GRADIENT_ACCUMULATION_STEPS: plan.accumulation_steps,

@@ -180,16 +180,16 @@ def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_a
         (
             "settings",
             {"training": {"seed": 2, "updates": 9}},
-            r"settings\.training\.seed is 1 in the checkpoint and 2 in this run",
+            r"settings\.training\.seed: 1 in the file, 2 in this run",
         ),
-        ("inputs", {"data": "abd"}, r"inputs\.data is 'abc' in the checkpoint and 'abd' in this run"),
+        ("inputs", {"data": "abd"}, r'inputs\.data: "abc" in the file, "abd" in this run'),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_but_one_of_fewer_updates_is_not(tmp_path, place, value, expected) -> None:
     model, updates = make_run(1)
     save_run(tmp_path, model)
     before = model.copy_variables()
-    with pytest.raises(InputError, match=rf"\A[^\n]*the checkpoint belongs to another run: {expected}; [^\n]*\Z"):
+    with pytest.raises(InputError, match=rf"\A[^\n]*the checkpoint belongs to another run \({expected}\); [^\n]*\Z"):
         restore_newest_checkpoint(tmp_path, model, updates, {**SIGNATURE, place: value}, print)
     identical(model.copy_variables(), before)
     longer = {**SIGNATURE, "settings": {"training": {"seed": 1, "updates": 90}}}
