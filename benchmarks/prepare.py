@@ -37,8 +37,8 @@ QUIET = Reporter(quiet=True)
 
 def load_documents() -> list[list[str]]:
     """Return documents as lists of sentences."""
-    from gaudi_bert.corpus.documents import detect_text_format, find_sources, read_documents
-    from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
+    from gaudi_bert.corpus.documents import convert_texts_to_documents, detect_text_format, find_sources, read_documents
+    from gaudi_bert.corpus.python_texts import load_python_texts
 
     folder = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample"
     if not folder.is_dir():

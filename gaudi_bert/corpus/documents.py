@@ -5,8 +5,8 @@ between documents, WikiExtractor's `<doc ...>` blocks, and JSON lines, each of t
 format is detected from the beginning of the file. A source is identified by its relative name, its size and the CRC-32 of
 its bytes.
 
-A document is read as a list of sentences. A document with more than `DOCUMENT_CHARACTERS` characters is cut between lines
-into several documents, so that memory does not depend on its size.
+A document is read as a list of sentences, which a few rules separate (see "sentences" below). A document with more than
+`DOCUMENT_CHARACTERS` characters is cut between lines into several documents, so that memory does not depend on its size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -30,10 +30,10 @@ from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import LONGEST_ROW_BYTES, explain_os_errors, open_file
-from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
-from gaudi_bert.corpus.sentences import LineLayout, detect_line_layout, split_lines_into_sentences
+from gaudi_bert.corpus.python_texts import load_python_texts
 
 Compression = Literal["gzip", "zstd"]
+LineLayout = Literal["sentences", "paragraphs", "wrapped"]
 _FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python documentation"]
 
 DOCUMENT_CHARACTERS = 1 << 20
@@ -263,10 +263,8 @@ _DocumentLine = tuple[int, str]
 
 def _read_document_lines(path: Path, format_name: _FormatName, gzipped: bool) -> Iterator[_DocumentLine]:
     """Read a text file of any supported format. Yield each non-blank line with the number of its document."""
-    split = {"plain text": _parse_plain_text, "WikiExtractor": _parse_wikiextractor, "JSON lines": _parse_json_lines}[
-        format_name
-    ]
-    return split(path, _read_lines(path, gzipped))
+    parsers = {"plain text": _parse_plain_text, "WikiExtractor": _parse_wikiextractor, "JSON lines": _parse_json_lines}
+    return parsers[format_name](path, _read_lines(path, gzipped))
 
 
 def _parse_plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
@@ -376,3 +374,193 @@ def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
                 ) from error
             offset += len(line)
             yield number, text.strip()
+
+
+# --- documents from the texts that are bundled with Python
+
+_RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
+_MARKER = re.compile(r"\A(?:[*\-•]|\d+\.|\[\d+\])\s+")
+# If a paragraph occurs in several texts, only one occurrence is kept. Paragraphs with fewer characters than this, such as
+# "For example:", are always kept.
+_SHORTEST_REPEATED_PARAGRAPH = 40
+
+
+def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Split each text into sentences. Return a dictionary from text names to lists of sentences, without empty texts.
+
+    If a paragraph occurs in several texts, only the shortest of these texts keeps it. Otherwise a held-out document could
+    also be part of a training document.
+    """
+    seen_paragraphs: set[str] = set()
+    documents: dict[str, list[str]] = {}
+    for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
+        sentences = _split_text(texts[name], seen_paragraphs)
+        if sentences:
+            documents[name] = sentences
+    return dict(sorted(documents.items()))
+
+
+def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
+    """Split a text into sentences. Each line of a code example or table counts as one sentence.
+
+    Args:
+        text: The text.
+        seen_paragraphs: The paragraphs of earlier texts, which are left out. The paragraphs of this text are added, unless
+            they are short.
+    """
+    sentences: list[str] = []
+    after_colon = False
+    outer_indent = 0
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = [line for line in paragraph.splitlines() if line.strip() and not _RULER.fullmatch(line)]
+        if not lines:
+            continue
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        is_example = (after_colon and indent > outer_indent) or lines[0].lstrip().startswith(">>>")
+        content = " ".join(" ".join(lines).split())
+        if not is_example:
+            after_colon, outer_indent = content.endswith(":"), indent
+        if content in seen_paragraphs:
+            continue
+        if len(content) >= _SHORTEST_REPEATED_PARAGRAPH:
+            seen_paragraphs.add(content)
+        if is_example:
+            sentences += [" ".join(line.split()) for line in lines]
+        elif all("|" in line for line in lines):
+            sentences += [" ".join(line.replace("|", " ").split()) for line in lines if line.replace("|", " ").strip()]
+        else:
+            sentences += split_sentences(_MARKER.sub("", content))
+    return sentences
+
+
+# --- sentences
+#
+# A sentence ends after `.`, `!`, `?` or `…` and the closing quotes and brackets that follow, if white space comes next and
+# the sentence after it does not begin with a lower-case letter. A full stop does not end a sentence in these cases:
+#
+# - It follows an abbreviation that needs a following word (`Dr.`, `e.g.`: `_ABBREVIATIONS`) or a following number (`No. 5`,
+#   `p. 17`: `_NUMBERED_ABBREVIATIONS`).
+# - It follows a single capital letter, which is an initial (`J. Smith`), or letters with dots (`U.S. Army`).
+# - It is inside a number (`3.14`) or a name (`example.org`), because no white space follows it.
+#
+# A Chinese or Japanese full stop (`。`, `！`, `？`) always ends a sentence.
+#
+# The *layout* of a file says how its lines are read. It is detected from the first lines:
+#
+# - `sentences`: Each line is one sentence, and is not changed.
+# - `paragraphs`: Each line is one paragraph, and is split by the rules above.
+# - `wrapped`: The lines are broken at a fixed width. The lines of a document are joined and then split.
+
+_UNFINISHED = """
+    Adm Brig Capt Cmdr Col Dr Drs Fr Gen Gov Hon Lt Maj Messrs Mgr Mr Mrs Ms Mt Pres Prof Rep Rev Sen Sgt St Ste
+    al approx ca cf e.g eg i.e ie esp viz vs
+"""
+_NUMBERED = """
+    art c ch col fig figs no nos nr op p para pl pp sec v vol vols
+    jan feb mar apr jun jul aug sep sept oct nov dec
+"""
+# A full stop after one of these abbreviations never ends a sentence. The abbreviations are case-sensitive.
+_ABBREVIATIONS = frozenset(_UNFINISHED.split())
+# A full stop after one of these abbreviations, such as "fig.", does not end a sentence if a number follows. These
+# abbreviations are not case-sensitive.
+_NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
+
+_CLOSING = "\"'”’»)\\]"
+_BOUNDARY = re.compile(rf"[.!?…]+[{_CLOSING}]*\s+|[。！？]+[{_CLOSING}」』]*\s*")
+_OPENING = "\"'“‘«([¿¡*_"
+_LAST_WORD = re.compile(r"[^\s\"'“‘«(\[]+$")
+_INITIAL_OR_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[A-ZÀ-ÖØ-Þ]")
+_FINISHED_LINE = re.compile(rf"[.!?…。！？:;][{_CLOSING}」』]*$")
+
+# If the lines of a text contain, on average, at most this many sentence boundaries before their ends, every line counts as
+# one sentence. Otherwise, every line counts as a paragraph.
+_MOST_INNER_BOUNDARIES = 0.3
+_LEAST_LOWER_CASE_STARTS = 0.2
+_LEAST_FILL_OF_WRAPPED_LINES = 0.8
+_WIDEST_WRAPPED_LINE = 200
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split a text into sentences, and return them without surrounding white space. Empty sentences are left out."""
+    sentences: list[str] = []
+    start = 0
+    for boundary in _BOUNDARY.finditer(text):
+        if boundary.end() == len(text) or not _is_sentence_continued(text, start, boundary):
+            sentences.append(text[start : boundary.end()].strip())
+            start = boundary.end()
+    sentences.append(text[start:].strip())
+    return list(filter(None, sentences))
+
+
+def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[str]) -> bool:
+    """Return whether the sentence continues after the given punctuation, for example because the punctuation belongs to an
+    abbreviation.
+
+    Args:
+        text: The text.
+        sentence_start: Where the sentence begins.
+        boundary: The match of the punctuation and the white space after it.
+    """
+    if boundary[0][0] in "。！？":
+        return False
+    following = text[boundary.end() : boundary.end() + 4].lstrip(_OPENING)
+    if following[:1].islower():
+        return True
+    if boundary[0].rstrip() != ".":
+        return False
+    word_match = _LAST_WORD.search(text, max(sentence_start, boundary.start() - 40), boundary.start())
+    if word_match is None:
+        return False
+    word = word_match[0]
+    if word in _ABBREVIATIONS or (word.lower() in _NUMBERED_ABBREVIATIONS and following[:1].isdigit()):
+        return True
+    return _INITIAL_OR_DOTTED.fullmatch(word) is not None and word != "I"
+
+
+def detect_line_layout(documents: Sequence[Sequence[str]]) -> LineLayout:
+    """Detect whether each line of a file is a sentence or a paragraph, or whether lines are wrapped at a fixed width.
+
+    Args:
+        documents: A sample of its documents, each a list of stripped, non-empty lines.
+    """
+    lines = [line for document in documents for line in document]
+    if not lines:
+        return "sentences"
+    finished = sum(_FINISHED_LINE.search(line) is not None for line in lines)
+    if 2 * finished < len(lines) and _has_wrapped_lines(documents):
+        return "wrapped"
+    inner_boundaries = sum(len(split_sentences(line)) - 1 for line in lines)
+    return "sentences" if inner_boundaries <= _MOST_INNER_BOUNDARIES * len(lines) else "paragraphs"
+
+
+def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
+    """Return whether lines seem to be wrapped at a fixed width.
+
+    All lines except the last line of a document must have nearly the same width, and lines must often begin in lower case.
+    """
+    widths = sorted(len(line) for document in documents for line in document[:-1])
+    starts = [line[:1] for document in documents for line in document[1:]]
+    if not widths:
+        return False
+    widest, middle = widths[min(len(widths) - 1, len(widths) * 95 // 100)], widths[(len(widths) - 1) // 2]
+    lower_case = sum(start.islower() for start in starts)
+    return (
+        widest <= _WIDEST_WRAPPED_LINE
+        and middle >= _LEAST_FILL_OF_WRAPPED_LINES * widest
+        and lower_case >= _LEAST_LOWER_CASE_STARTS * len(starts)
+    )
+
+
+def split_lines_into_sentences(lines: Sequence[str], layout: LineLayout) -> list[str]:
+    """Split the lines of a document into sentences. The layout of the file states whether a line is a sentence or a
+    paragraph, or whether lines are wrapped.
+
+    Args:
+        lines: The non-empty lines of the document.
+        layout: The layout of the file, from `detect_line_layout`.
+    """
+    if layout == "sentences":
+        return list(lines)
+    if layout == "wrapped":
+        return split_sentences(" ".join(lines))
+    return [sentence for line in lines for sentence in split_sentences(line)]

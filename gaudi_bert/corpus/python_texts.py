@@ -3,9 +3,6 @@
 `python-docs` contains the topics of the manual (`pydoc_data.topics`), about 80 long texts. `python-docstrings` contains the
 docstrings of the standard library, about 6,000 texts, most of which are shorter than a row. Both differ a little between
 versions of Python. The docstrings are also provided as labelled rows for tasks.
-
-If a paragraph occurs in several texts, only the shortest of these texts keeps it. Otherwise a held-out document could also
-be part of a training document.
 """
 
 from __future__ import annotations
@@ -13,16 +10,14 @@ from __future__ import annotations
 import ast
 import gc
 import hashlib
-import re
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.corpus.sentences import split_sentences
 
 # The docstrings of these modules are left out. Some distributions ship some of these modules separately, and some modules
 # contain only tests or jokes.
@@ -42,11 +37,6 @@ _TEST_FOLDERS = {"test", "tests"}
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-_RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
-_MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
-# If a paragraph occurs in several texts, only one occurrence is kept. Paragraphs with fewer characters than this, such as
-# "For example:", are always kept.
-_SHORTEST_REPEATED_PARAGRAPH = 40
 # The first line and the rest of a docstring form a training pair if the rest has at least this many words.
 _LEAST_WORDS = 3
 
@@ -120,54 +110,6 @@ def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, 
             yield from _find_docstrings(child, f"{qualified_name}.{child_name}" if child_name else qualified_name)
 
 
-# --- documents
-
-
-def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Split each text into sentences. Return a dictionary from text names to lists of sentences, without empty texts."""
-    seen_paragraphs: set[str] = set()
-    documents: dict[str, list[str]] = {}
-    for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
-        sentences = _split_text(texts[name], seen_paragraphs)
-        if sentences:
-            documents[name] = sentences
-    return dict(sorted(documents.items()))
-
-
-def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
-    """Split a text into sentences. Each line of a code example or table counts as one sentence.
-
-    Args:
-        text: The text.
-        seen_paragraphs: The paragraphs of earlier texts, which are left out. The paragraphs of this text are added, unless
-            they are short.
-    """
-    sentences: list[str] = []
-    after_colon = False
-    outer_indent = 0
-    for paragraph in re.split(r"\n\s*\n", text):
-        lines = [line for line in paragraph.splitlines() if line.strip() and not _RULER.fullmatch(line)]
-        if not lines:
-            continue
-        indent = len(lines[0]) - len(lines[0].lstrip())
-        is_example = (after_colon and indent > outer_indent) or lines[0].lstrip().startswith(">>>")
-        content = " ".join(" ".join(lines).split())
-        if not is_example:
-            after_colon, outer_indent = content.endswith(":"), indent
-        if content in seen_paragraphs:
-            continue
-        if len(content) >= _SHORTEST_REPEATED_PARAGRAPH:
-            seen_paragraphs.add(content)
-        if is_example:
-            sentences += [" ".join(line.split()) for line in lines]
-        elif all("|" in line for line in lines):
-            sentences += [" ".join(line.replace("|", " ").split()) for line in lines if line.replace("|", " ").strip()]
-        else:
-            marker = _MARKER.match(content)
-            sentences += split_sentences(content[marker.end() :] if marker else content)
-    return sentences
-
-
 # --- rows of a task
 #
 # Whether a row is held out depends only on the name of its text.
@@ -176,20 +118,20 @@ def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
 HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
-def make_labelled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
+def make_labelled_docstring_rows(documents: Mapping[str, Sequence[str]]) -> HeldOutRows:
     """Make rows for text classification from docstrings. The label of each row is the package of the docstring.
 
     Only the `LABELS` packages with the most docstrings are used. Each text occurs only once, so that no held-out row is also
     a training row.
 
     Args:
-        docstrings: The docstrings by qualified name, from `load_python_texts`.
+        documents: The sentences of each docstring by qualified name, from `convert_texts_to_documents`.
 
     Returns:
         Rows with the columns `text` and `label`, each with whether it is held out, sorted by name.
     """
     by_text: dict[str, str] = {}
-    for name, sentences in convert_texts_to_documents(docstrings).items():
+    for name, sentences in documents.items():
         by_text.setdefault(" ".join(sentences), name)
     counts = Counter(map(_find_package, by_text.values()))
     chosen = set(sorted(counts, key=lambda label: (-counts[label], label))[:LABELS])

@@ -20,7 +20,8 @@ from gaudi_bert.common.arrow import open_parquet, validate_arrow_buffers
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
-from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
+from gaudi_bert.corpus.documents import convert_texts_to_documents
+from gaudi_bert.corpus.python_texts import load_python_texts
 from gaudi_bert.rows.fields import (
     NAMING_OPTIONS,
     RowParser,

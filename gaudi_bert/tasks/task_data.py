@@ -26,6 +26,7 @@ from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.corpus.documents import convert_texts_to_documents
 from gaudi_bert.corpus.python_texts import (
     HELD_OUT_OF,
     LABELS,
@@ -165,7 +166,9 @@ def write_built_in_dataset(
         if begin_artefact_unless_finished(folder, held_out_file, signature, overwrite):
             return
         texts = load_python_texts(name)
-        rows = make_titled_docstring_rows(texts) if pairs else make_labelled_docstring_rows(texts)
+        rows = (
+            make_titled_docstring_rows(texts) if pairs else make_labelled_docstring_rows(convert_texts_to_documents(texts))
+        )
         for path, is_held_out in ((training_file, False), (held_out_file, True)):
             chosen = (row for row, out in rows if out == is_held_out)
             write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen))

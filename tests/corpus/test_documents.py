@@ -6,8 +6,11 @@ import gzip
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from hypothesis import given as given_values
+from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import LONGEST_ROW_BYTES
@@ -15,10 +18,15 @@ from gaudi_bert.corpus import documents as module
 from gaudi_bert.corpus.documents import (
     Source,
     compute_source_identity,
+    convert_texts_to_documents,
+    detect_line_layout,
     detect_text_format,
     find_sources,
     read_documents,
+    split_lines_into_sentences,
+    split_sentences,
 )
+from tests.builders.properties import examples
 
 PLAIN = "One.\nTwo.\n\n\n \nThree.\n"
 WIKI = (
@@ -152,3 +160,117 @@ def test_identity_knows_the_bytes_and_no_path(folder: Path) -> None:
     identities = [compute_source_identity(find_sources([str(path)], folder)[0]) for path in (one, same, other)]
     assert identities[0] == identities[1] != identities[2]
     assert identities[0]["bytes"] == 7
+
+
+# --- the texts of Python
+
+SHORT = """The "short" topic
+*****************
+
+This paragraph, which is wrapped, stands in both of the topics. It has
+two sentences.
+"""
+
+
+LONG = """A longer topic
+**************
+
+This paragraph, which is wrapped, stands in both of the topics. It has
+two sentences.
+
+For example:
+
+   >>> print("a. B")
+   a. B
+
+* An item of a list. It has two sentences.
+
++------+-----+
+| left | one |
++------+-----+
+| more | two |
++------+-----+
+
+   An indented paragraph that follows no colon is text. Is it not?
+"""
+
+
+def test_what_becomes_a_sentence() -> None:
+    long, short = convert_texts_to_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"}).values()
+    common = "This paragraph, which is wrapped, stands in both of the topics."
+    assert short == ['The "short" topic', common, "It has two sentences."]
+    assert long == [
+        *("A longer topic", "For example:", '>>> print("a. B")', "a. B", "An item of a list.", "It has two sentences."),
+        *("left one", "more two", "An indented paragraph that follows no colon is text.", "Is it not?"),
+    ]
+
+
+# --- where sentences end, and how the lines of a file are read
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", []),
+        ("No stop here", ["No stop here"]),
+        ("Dr. Smith met Mrs. Jones. They left.", ["Dr. Smith met Mrs. Jones.", "They left."]),
+        ("J. R. R. Tolkien wrote it. We read it.", ["J. R. R. Tolkien wrote it.", "We read it."]),
+        ("Pi is 3.14 or so. See example.org today.", ["Pi is 3.14 or so.", "See example.org today."]),
+        ("See Fig. 3 and No. 5. He said no. Then he went.", ["See Fig. 3 and No. 5.", "He said no.", "Then he went."]),
+        ("The U.S. Army came. It was late.", ["The U.S. Army came.", "It was late."]),
+        ("Fruit, e.g. Apples, is sweet. vs. Nuts.", ["Fruit, e.g. Apples, is sweet. vs. Nuts."]),
+        ('"Really?" she said. "Yes." He smiled.', ['"Really?" she said.', '"Yes."', "He smiled."]),
+        ("Wait... what? (Yes.) Then [no].", ["Wait... what?", "(Yes.)", "Then [no]."]),
+        ("你好。世界！Good. Bye", ["你好。", "世界！", "Good.", "Bye"]),
+    ],
+)
+def test_rules(text: str, sentences: list[str]) -> None:
+    assert split_sentences(text) == sentences
+
+
+@examples(200)
+@given_values(st.text(alphabet="aB. !?\"'()。…3\n", max_size=60))
+def test_no_character_but_white_space_is_lost(text: str) -> None:
+    sentences = split_sentences(text)
+    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
+SENTENCES = ["The first one (i.e.", "“broken”) goes on.", "Second. Stop.", "Third.", "Fourth!", "Fifth?"]
+
+
+PARAGRAPHS = ["One is here. Two is here. Three is here.", "Four is here. Five is here."]
+
+
+WRAPPED = [
+    "It was the best of times, it was the worst of times, it",
+    "was the age of wisdom, it was the age of foolishness. We",
+    "had everything before us, we had nothing before us, and",
+    "that was all.",
+]
+
+
+UNPUNCTUATED = ["he went home", "she read a very long and winding book about whales", "they slept"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "layout", "sentences"),
+    [
+        (SENTENCES, "sentences", SENTENCES),
+        (UNPUNCTUATED, "sentences", UNPUNCTUATED),
+        ([], "sentences", []),
+        (PARAGRAPHS, "paragraphs", [f"{n} is here." for n in ("One", "Two", "Three", "Four", "Five")]),
+        (
+            WRAPPED,
+            "wrapped",
+            [
+                "It was the best of times, it was the worst of times, it was the age of wisdom, "
+                "it was the age of foolishness.",
+                "We had everything before us, we had nothing before us, and that was all.",
+            ],
+        ),
+    ],
+)
+def test_layouts(lines: list[str], layout: Literal["sentences", "paragraphs", "wrapped"], sentences: list[str]) -> None:
+    assert detect_line_layout([lines, lines] if lines else []) == layout
+    assert split_lines_into_sentences(lines, layout) == sentences

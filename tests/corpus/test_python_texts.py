@@ -8,11 +8,11 @@ import json
 from collections import Counter
 
 from gaudi_bert.common.features import BUILT_IN_TEXTS
+from gaudi_bert.corpus.documents import convert_texts_to_documents
 from gaudi_bert.corpus.python_texts import (
     HELD_OUT_OF,
     LABELS,
     _find_docstrings,
-    convert_texts_to_documents,
     load_python_texts,
     make_labelled_docstring_rows,
 )
@@ -68,49 +68,8 @@ def test_every_built_in_text_is_there_about_as_long_as_stated_and_without_repeti
     assert gc.isenabled()
 
 
-SHORT = """The "short" topic
-*****************
-
-This paragraph, which is wrapped, stands in both of the topics. It has
-two sentences.
-"""
-
-
-LONG = """A longer topic
-**************
-
-This paragraph, which is wrapped, stands in both of the topics. It has
-two sentences.
-
-For example:
-
-   >>> print("a. B")
-   a. B
-
-* An item of a list. It has two sentences.
-
-+------+-----+
-| left | one |
-+------+-----+
-| more | two |
-+------+-----+
-
-   An indented paragraph that follows no colon is text. Is it not?
-"""
-
-
-def test_what_becomes_a_sentence() -> None:
-    long, short = convert_texts_to_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"}).values()
-    common = "This paragraph, which is wrapped, stands in both of the topics."
-    assert short == ['The "short" topic', common, "It has two sentences."]
-    assert long == [
-        *("A longer topic", "For example:", '>>> print("a. B")', "a. B", "An item of a list.", "It has two sentences."),
-        *("left one", "more two", "An indented paragraph that follows no colon is text.", "Is it not?"),
-    ]
-
-
 def test_the_standard_library_gives_enough_of_each_label() -> None:
-    rows = make_labelled_docstring_rows(load_python_texts("python-docstrings"))
+    rows = make_labelled_docstring_rows(convert_texts_to_documents(load_python_texts("python-docstrings")))
     held_out = [row for row, is_held_out in rows if is_held_out]
     assert len({row["label"] for row, _ in rows}) == len({row["label"] for row in held_out}) == LABELS
     assert len(rows) > 1500

@@ -63,7 +63,8 @@ def test_training_makes_whole_words_of_frequent_ones() -> None:
 def test_training_does_not_depend_on_the_process() -> None:
     code = (
         "from gaudi_bert.corpus.vocabulary import train_vocabulary\n"
-        "from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts\n"
+        "from gaudi_bert.corpus.documents import convert_texts_to_documents\n"
+        "from gaudi_bert.corpus.python_texts import load_python_texts\n"
         "documents = list(convert_texts_to_documents(load_python_texts('python-docs')).values())[:20]\n"
         "print(train_vocabulary(lambda: documents, 2000, True).sha256)"
     )
