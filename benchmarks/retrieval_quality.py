@@ -31,7 +31,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.bundled import find_pipeline_file
+from gaudi_bert.config.options import find_pipeline_file
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.runs.finetune import finetune

@@ -20,7 +20,7 @@ import yaml
 
 from gaudi_bert.cli.main import app
 from gaudi_bert.cli.output import EXAMPLES
-from gaudi_bert.config.bundled import fill_pipeline_file_template
+from gaudi_bert.config.options import fill_pipeline_file_template
 from gaudi_bert.config.pipeline import build_pipeline_json_schema
 from tests.builders.pages import PAGES, ROOT, blocks, name
 

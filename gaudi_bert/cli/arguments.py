@@ -21,8 +21,7 @@ from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import parse_shard_option
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.bundled import find_pipeline_file
-from gaudi_bert.config.options import TypedValue
+from gaudi_bert.config.options import TypedValue, find_pipeline_file
 
 if TYPE_CHECKING:  # `--help` needs no settings, and importing them takes as long as everything else
     from pydantic.fields import FieldInfo

@@ -38,7 +38,7 @@ def train(
     json: arguments.Json = False,
 ) -> None:
     """Train a BERT on packed or unpacked records, or any language model on a packed table."""
-    from gaudi_bert.config.bundled import get_model_size_overrides, is_bert
+    from gaudi_bert.config.options import get_model_size_overrides, is_bert
     from gaudi_bert.runs import records, tables
     from gaudi_bert.training.run import RunOptions
 

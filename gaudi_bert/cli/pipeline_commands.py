@@ -245,7 +245,7 @@ def init(
 ) -> None:
     """Write a new pipeline file with the keys that most users change. `init retrieval` writes one for embedding models."""
     from gaudi_bert.common.files import write_text
-    from gaudi_bert.config.bundled import fill_pipeline_file_template
+    from gaudi_bert.config.options import fill_pipeline_file_template
     from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 
     section_from_mapping(PipelineSettings, {"name": name}, "the command line", {"name": name})

@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.training import EvaluationMetrics, LossMetrics, Traini
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, format_count
-from gaudi_bert.config.bundled import find_preset_name
+from gaudi_bert.config.options import find_preset_name
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings

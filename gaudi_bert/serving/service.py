@@ -1,19 +1,26 @@
 """The service between the HTTP routes and the device thread.
 
 A route reads the body of a request, counts it as an `AcceptedRequest`, has its texts tokenized, and waits until the device
-has computed them. The service limits how much memory and time the waiting requests use, and rejects requests
-beyond these limits. If the device is lost or the server stops, all waiting requests fail.
+has computed them. The service limits how much memory and time the waiting requests use, and rejects requests beyond these
+limits. If the device is lost or the server stops, all waiting requests fail.
+
+Requests share the tokenizer thread fairly. In a time slice, the thread handles some of the texts of one request. The order
+of the time slices is that of fair queuing: a virtual clock counts how many characters of each waiting request would have
+been handled if the thread served all requests at the same time, at the same speed. The time slice that would end first is
+the next one. Therefore a short query overtakes any number of large requests, and large requests are served no matter how
+many queries arrive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,11 +36,10 @@ from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
 from gaudi_bert.serving.schemas import RequestError
 from gaudi_bert.serving.settings import ServeSettings
-from gaudi_bert.serving.turns import FairThread, Requester
 
 # The tokenizer thread alternates between requests. After this many texts or characters of one request, it continues with
 # another request.
-_TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14
+_TEXTS_OF_TIME_SLICE, _CHARACTERS_OF_TIME_SLICE = 64, 1 << 14
 # To limit memory, the bodies of all unanswered requests together must not be larger than this many bodies of the maximum
 # size.
 _BODIES_AT_ONCE = 16
@@ -43,25 +49,118 @@ _SMALL_BYTES, _SMALL_TEXTS = 1 << 16, 32
 # If a batch takes too long, /health reports that the device is stuck. The limit is this time plus 20 times the measured time
 # of the largest batch shape.
 _LONGEST_BATCH_SECONDS = 60.0
+_ASSUMED_RATE = 1e6  # the assumed characters per second before the first measurement
+_MIN_MEASURED_CHARACTERS = 1_000  # time slices with fewer characters are too short to measure the rate
 
 
-class AcceptedRequest(Requester):
+class AcceptedRequest:
     """A request that has been read completely, but has not been answered yet.
 
     Attributes:
+        deadline: The time until which the request waits for a time slice or for the device, in seconds of `time.monotonic`.
+        last_end: The time when its last time slice on the tokenizer thread ends, on the virtual clock of the thread.
         size: The number of bytes of its body.
         texts: The number of its texts, or 0 before the body is parsed.
         is_being_tokenized: Whether the request is still being parsed or tokenized. Its texts are then not in the queue yet.
     """
 
     def __init__(self, deadline: float, size: int) -> None:
-        super().__init__(deadline)
+        self.deadline, self.last_end = deadline, 0.0
         self.size, self.texts, self.is_being_tokenized = size, 0, True
 
     @property
     def can_run_on_event_loop(self) -> bool:
         """Whether the request is small enough to be parsed and answered on the event loop, within a few milliseconds."""
         return self.size <= _SMALL_BYTES and self.texts <= _SMALL_TEXTS
+
+
+class FairThread:
+    """A thread that runs functions for many requests and divides its time fairly among them.
+
+    Methods must be called on the event loop.
+
+    Args:
+        name: The name of the thread.
+
+    Attributes:
+        rate: The recently measured speed of the thread, in characters per second.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.rate = _ASSUMED_RATE
+        self._thread = ThreadPoolExecutor(1, name)
+        self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []
+        self._numbers, self._clock, self._is_taken = itertools.count(), 0.0, False
+
+    async def call_in_time_slice(
+        self, accepted: AcceptedRequest, characters: int, function: Callable[..., Any], *arguments: object
+    ) -> Any:
+        """Wait until this thread has time for a request, call a function on the thread, and return its result.
+
+        Args:
+            accepted: The request.
+            characters: The number of characters that the function handles.
+            function: The function.
+            *arguments: The arguments of the function.
+
+        Raises:
+            TimeoutError: The deadline of the request passed before its time slice began.
+        """
+        await self._wait_for_time_slice(accepted, characters)
+        begun = time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        finally:
+            if characters >= _MIN_MEASURED_CHARACTERS:
+                self.rate += 0.1 * (characters / max(1e-6, time.monotonic() - begun) - self.rate)
+            self._start_next_time_slice()
+
+    async def _wait_for_time_slice(self, accepted: AcceptedRequest, characters: int) -> None:
+        """Wait until a request gets its next time slice on the shared thread.
+
+        Requests whose functions handle few characters get their time slices earlier.
+
+        Args:
+            accepted: The request.
+            characters: The number of characters that the function handles in this time slice.
+
+        Raises:
+            TimeoutError: The deadline of the request passed before its time slice began.
+        """
+        accepted.last_end = max(self._clock, accepted.last_end) + characters
+        loop = asyncio.get_running_loop()
+        time_slice = loop.create_future()
+        heapq.heappush(self._waiting, (accepted.last_end, next(self._numbers), characters, time_slice))
+        if not self._is_taken:
+            self._start_next_time_slice()
+        timer = loop.call_later(accepted.deadline - time.monotonic(), _expire_time_slice, time_slice)
+        try:
+            await time_slice
+        except asyncio.CancelledError:
+            if time_slice.done() and not time_slice.cancelled() and time_slice.exception() is None:
+                self._start_next_time_slice()
+            raise
+        finally:
+            timer.cancel()
+
+    def _start_next_time_slice(self) -> None:
+        """Choose the request that may use the thread next.
+
+        Its time slice would end first if the thread served all requests at the same time and at the same speed.
+        """
+        self._is_taken = False
+        while self._waiting and not self._is_taken:
+            _, _, characters, time_slice = heapq.heappop(self._waiting)
+            if not time_slice.done():
+                self._clock += characters / (1 + len(self._waiting))
+                self._is_taken = True
+                time_slice.set_result(None)
+
+
+def _expire_time_slice(time_slice: asyncio.Future[None]) -> None:
+    """Make a request fail with a `TimeoutError` if it is still waiting to use the thread."""
+    if not time_slice.done():
+        time_slice.set_exception(TimeoutError())
 
 
 class Service:
@@ -97,7 +196,7 @@ class Service:
         self.batch_seconds: dict[Shape, float] = {}
         self.stopping, self.requests, self.arriving, self._body_bytes = False, 0, 0, 0
         self._waiting: dict[PendingRequest, asyncio.Future[None]] = {}
-        self._turns, self._characters = FairThread("tokenizer"), 0
+        self._tokenizer, self._characters = FairThread("tokenizer"), 0
         # If several threads parsed large bodies at once, they would need more memory and slow down the event loop, so use
         # one thread.
         self.reader = ThreadPoolExecutor(1, "reader")
@@ -304,7 +403,7 @@ class Service:
     ) -> Sequences:
         """Tokenize the texts of a request on the tokenizer thread, and return their token sequences.
 
-        The texts are tokenized in several turns, so that other requests are tokenized in between.
+        The texts are tokenized in several time slices, so that other requests are tokenized in between.
 
         Args:
             accepted: The request that is answered.
@@ -349,9 +448,9 @@ class Service:
 
         Raises:
             RequestError: The tokenizer needs longer than `queue_seconds` for all waiting characters. For a request that
-                takes a single turn, the limit is twice as high, so that large requests cannot keep small ones out.
+                takes a single time slice, the limit is twice as high, so that large requests cannot keep small ones out.
         """
-        most = self._turns.rate * self.settings.queue_seconds * (1 if characters > _CHARACTERS_OF_TURN else 2)
+        most = self._tokenizer.rate * self.settings.queue_seconds * (1 if characters > _CHARACTERS_OF_TIME_SLICE else 2)
         if self._characters and self._characters + characters > most:
             raise self._overloaded_error()
         self._characters += characters
@@ -363,7 +462,7 @@ class Service:
     async def run_in_tokenizer_thread(
         self, accepted: AcceptedRequest, characters: int, function: Callable[..., Any], *arguments: object
     ) -> Any:
-        """Wait for a request's turn on the tokenizer thread, call a function there, and return its result.
+        """Wait for a request's time slice on the tokenizer thread, call a function there, and return its result.
 
         Args:
             accepted: The request that is answered.
@@ -375,7 +474,7 @@ class Service:
             RequestError: The function rejected its input, or the request waited for too long.
         """
         try:
-            return await self._turns.call_in_time_slice(accepted, characters, function, *arguments)
+            return await self._tokenizer.call_in_time_slice(accepted, characters, function, *arguments)
         except InputError as error:
             raise RequestError(422, "tokenizer", str(error)) from None
         except TimeoutError:
@@ -460,8 +559,10 @@ def _split_into_tokenizer_batches(character_counts: Sequence[int]) -> list[slice
     """
     starts, characters = [0], 0
     for number, length in enumerate(character_counts):
-        if number > starts[-1] and (characters + length > _CHARACTERS_OF_TURN or number - starts[-1] == _TEXTS_OF_TURN):
+        if number > starts[-1] and (
+            characters + length > _CHARACTERS_OF_TIME_SLICE or number - starts[-1] == _TEXTS_OF_TIME_SLICE
+        ):
             starts.append(number)
             characters = 0
         characters += length
-    return [slice(*each) for each in pairwise([*starts, len(character_counts)])]
+    return [slice(*each) for each in itertools.pairwise([*starts, len(character_counts)])]

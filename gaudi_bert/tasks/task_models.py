@@ -21,7 +21,7 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError, install_command, shorten
 from gaudi_bert.common.files import atomic_file, check_model_exists, fingerprint_file, read_json, write_json
 from gaudi_bert.common.progress import format_count
-from gaudi_bert.config.bundled import MODELS, find_preset_name
+from gaudi_bert.config.options import MODELS, find_preset_name
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.config import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.cli.arguments import load_pipeline_settings
-from gaudi_bert.config.bundled import PIPELINES_FOLDER, find_pipeline_file
+from gaudi_bert.config.options import PIPELINES_FOLDER, find_pipeline_file
 from tests.builders.command_line import refusal, run_command, succeed
 
 DEMO = str(PIPELINES_FOLDER / "demo.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -11,9 +12,10 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import PendingRequest, Queue
-from gaudi_bert.serving.service import _BODIES_AT_ONCE
+from gaudi_bert.serving.service import _BODIES_AT_ONCE, AcceptedRequest, FairThread
 from tests.builders.agree import agree
 from tests.builders.encoders import TEXTS
 from tests.builders.served import Served, served_in_thread, wait_until
@@ -322,3 +324,127 @@ def test_nothing_compiles_after_readiness(folders: dict[str, Path]) -> None:
         assert counters["stats"]["unique_graphs"] == compiled
     with served_in_thread(folders["embedding"], row_length=64, batch_rows=2) as served:
         agree(found, served.post("/embed", {"inputs": 6 * texts}).json, 1e-5)
+
+
+# --- the tokenizer's thread: queries overtake bulks, bulks do not starve, and nothing is done for those who went away
+
+
+class Scene:
+    """A thread that is held up until `open`, and the order in which it then worked."""
+
+    def __init__(self) -> None:
+        self.thread, self.order, self.open = FairThread("test"), list[str](), threading.Event()
+
+    async def ask(self, name: str, *batch_seconds: int, deadline: float | None = None) -> None:
+        request = AcceptedRequest(time.monotonic() + 1000 if deadline is None else deadline, 0)
+        for cost in batch_seconds:
+            await self.thread.call_in_time_slice(request, cost, self.work, name)
+
+    def work(self, name: str) -> None:
+        self.open.wait()
+        self.order.append(name)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 100))
+
+
+async def started(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.ensure_future(coroutine)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+def test_a_query_overtakes_all_bulks_that_wait() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        tasks = [await started(scene.ask(f"bulk {number}", 10_000, 10_000)) for number in range(20)]
+        tasks.append(await started(scene.ask("query", 20)))
+        scene.open.set()
+        await asyncio.gather(*tasks)
+        assert scene.order[1] == "query"
+        assert scene.order[2:21] == [f"bulk {number}" for number in range(1, 20)]
+
+    run(scenario())
+
+
+def test_bulks_are_served_while_queries_keep_coming() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        first = await started(scene.ask("first", 1))
+        bulk = await started(scene.ask("bulk", 2_000))
+
+        async def queries() -> None:
+            while not bulk.done():
+                await scene.ask("query", 100)
+
+        tasks = [await started(queries()) for _ in range(3)]
+        scene.open.set()
+        await asyncio.gather(first, bulk, *tasks)
+        assert scene.order.count("query") <= 3 * 2_000 / 100 + 10
+
+    run(scenario())
+
+
+def test_what_nobody_waits_for_is_not_done() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        first = await started(scene.ask("first", 1))
+        gone = [await started(scene.ask("gone", 100)) for _ in range(50)]
+        last = await started(scene.ask("last", 1_000))
+        for task in gone:
+            task.cancel()
+        scene.open.set()
+        await asyncio.gather(first, last)
+        assert scene.order == ["first", "last"]
+
+    run(scenario())
+
+
+def test_a_cancelled_time_slice_passes_on() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        first = await started(scene.ask("first", 1))
+        second = await started(scene.ask("second", 1))
+        third = await started(scene.ask("third", 1))
+        scene.thread._start_next_time_slice()  # noqa: SLF001 - the second has its time slice, and is cancelled before it notices
+        second.cancel()
+        scene.open.set()
+        await asyncio.gather(first, third)
+        with contextlib.suppress(asyncio.CancelledError):
+            await second
+        assert scene.order == ["first", "third"]
+
+    run(scenario())
+
+
+def test_the_rate_follows_what_the_thread_achieves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the work moves: 2 s for 10,000 characters are 5,000 characters per second."""
+    clock = [0.0]
+    monkeypatch.setattr("gaudi_bert.serving.service.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def work() -> None:
+        clock[0] += 2
+
+    async def scenario() -> None:
+        thread = FairThread("test")
+        for _ in range(200):
+            await thread.call_in_time_slice(AcceptedRequest(1000, 0), 10_000, work)
+        agree(thread.rate, 5_000)
+
+    run(scenario())
+
+
+def test_a_request_waits_until_its_deadline() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        first = await started(scene.ask("first", 1))
+        with pytest.raises(TimeoutError):
+            await scene.ask("late", 1, deadline=time.monotonic())
+        last = await started(scene.ask("last", 1))
+        scene.open.set()
+        await asyncio.gather(first, last)
+        assert scene.order == ["first", "last"]
+
+    run(scenario())
