@@ -21,8 +21,7 @@ CARD = Path(__file__).parents[1] / "benchmarks" / "card.py"
 @pytest.mark.slow
 def test_a_rehearsal_measures_what_a_card_would() -> None:
     """On a CPU: everything but what flash-attn, which runs on GPUs only, would give."""
-    done = finished([sys.executable, str(CARD), "--device", "cpu", "--small"])
-    printed = json.loads(done.stdout)
+    printed = json.loads(finished([sys.executable, str(CARD), "--device", "cpu", "--small"]).stdout)
     losses = {where: np.array(printed["losses"][where]) for where in ("card", "cpu")}
     assert len(losses["card"]) == 3
     identical(losses["card"], losses["cpu"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import importlib.util
 import io
 import json
 import re
@@ -22,7 +21,7 @@ from gaudi_bert.cli.main import app
 from gaudi_bert.cli.output import EXAMPLES
 from gaudi_bert.config.options import fill_pipeline_file_template
 from gaudi_bert.config.pipeline import build_pipeline_json_schema
-from tests.builders.pages import PAGES, ROOT, blocks, name
+from tests.builders.pages import PAGES, ROOT, blocks, load_module, name
 
 PROSE = {page: re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S) for page in PAGES}
 # What a link or a picture leads to: `[text](target)`, `[name]: target` at the end of a page, and `<img src="target"`.
@@ -88,17 +87,8 @@ def test_a_page_is_in_the_index_with_short_lines_and_links_that_lead_to_files(pa
     assert page.parent != index.parent or page == index or f"({page.name})" in index.read_text(encoding="utf-8")
 
 
-def module_of(path: Path) -> Any:
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
 def test_the_page_of_an_index_has_links_that_work_there_and_without_an_address_none(repository: Path) -> None:
-    setup, readme = module_of(repository / "setup.py"), repository / "README.md"
+    setup, readme = load_module(repository / "setup.py"), repository / "README.md"
     assert {re.match(r"[a-z]+:", target) is None for target in targets(PROSE[readme])} == {True, False}
     for address in ("", "https://host.invalid/owner/gaudi-bert"):
         page = setup.index_page(PROSE[readme], address)
@@ -111,7 +101,7 @@ def test_the_page_of_an_index_has_links_that_work_there_and_without_an_address_n
 
 def test_no_file_names_an_address_of_the_project_that_nobody_serves(repository: Path) -> None:
     """It has none yet: where it is served is said in setup.py alone."""
-    if module_of(repository / "setup.py").REPOSITORY:
+    if load_module(repository / "setup.py").REPOSITORY:
         return
     listed = subprocess.run(["git", "ls-files"], cwd=repository, capture_output=True, text=True, check=False).stdout.split()
     files = [repository / file for file in listed] or [
@@ -125,20 +115,18 @@ def test_no_file_names_an_address_of_the_project_that_nobody_serves(repository: 
 def test_quoted_commands_exist(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)
     parts = 2 if words[0] == "k8s" else 1
-    command = COMMANDS[" ".join(words[:parts])]
-    assert command.make_context(" ".join(words[:parts]), list(words[parts:])).params
+    assert COMMANDS[" ".join(words[:parts])].make_context(" ".join(words[:parts]), list(words[parts:])).params
 
 
 def test_the_page_of_commands_is_made_from_them(repository: Path) -> None:
-    module = module_of(repository / "scripts" / "write_commands_page.py")
     written = (repository / "docs" / "commands.md").read_text(encoding="utf-8")
-    assert written == module.page(), "run python scripts/write_commands_page.py"
+    expected = load_module(repository / "scripts" / "write_commands_page.py").page()
+    assert written == expected, "run python scripts/write_commands_page.py"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_explained_and_every_command_has_an_example_that_parses(command: str) -> None:
-    parameters = COMMANDS[command].params
-    assert [parameter.name for parameter in parameters if not parameter.help] == []
+    assert [parameter.name for parameter in COMMANDS[command].params if not parameter.help] == []
     if not COMMANDS[command].hidden and not command.startswith("k8s"):
         name, *words = shlex.split(EXAMPLES[command])[1:]
         assert name == command

@@ -45,7 +45,9 @@ def make_page_data(folder: Path) -> None:
     _write_rows(folder)
     _write_searches(folder)
     _write_models(folder)
-    _write_tables(folder)
+    (folder / "dataset").mkdir()
+    write_parquet(folder / "dataset" / "rows.parquet", random_rows(150, 2048, 3), row_group_size=50)
+    shutil.copytree(folder / "dataset", folder / "tokens")
     text = f"--set=prepare.text={folder}/wiki/*.txt"
     stages = "--stages=prepare,histogram,plan,write,verify,train"
     demo = run_command("run", "pipelines/demo.yaml", stages, text, *SMALL_TEXT, *SMALL, folder=folder)
@@ -98,31 +100,17 @@ def _write_searches(folder: Path) -> None:
 
 
 def _write_models(folder: Path) -> None:
-    for model in ("MODEL", "my-bert", "all-MiniLM-L6-v2", "bert-base-cased"):
-        write_bert(folder / model, layers=1, positions=512 if "MiniLM" in model else POSITIONS)
-    _write_classifier(folder / "finetuned")
-    _write_encoders(folder)
-
-
-def _write_classifier(folder: Path) -> None:
     import transformers
 
-    config = transformers.BertConfig.from_pretrained(folder.parent / "MODEL", id2label={0: "bad", 1: "good"})
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    write_tokenizer(folder)
-
-
-def _write_encoders(folder: Path) -> None:
     from tests.builders.encoders import write_encoder
 
+    for model in ("MODEL", "my-bert", "all-MiniLM-L6-v2", "bert-base-cased"):
+        write_bert(folder / model, layers=1, positions=512 if "MiniLM" in model else POSITIONS)
+    config = transformers.BertConfig.from_pretrained(folder / "MODEL", id2label={0: "bad", 1: "good"})
+    transformers.BertForSequenceClassification(config).save_pretrained(folder / "finetuned")
+    write_tokenizer(folder / "finetuned")
     write_encoder(folder / "my-model", "roberta")
     write_encoder(folder / "ModernBERT-base", "modernbert", max_position_embeddings=8192)
-
-
-def _write_tables(folder: Path) -> None:
-    (folder / "dataset").mkdir()
-    write_parquet(folder / "dataset" / "rows.parquet", random_rows(150, 2048, 3), row_group_size=50)
-    shutil.copytree(folder / "dataset", folder / "tokens")
 
 
 # Each page has a folder of its own, which holds what the page presupposes (`make_page_data`) and nothing else.
@@ -269,8 +257,7 @@ def test_what_a_page_says_to_type_works_and_prints_what_it_says(
 
 def test_each_page_with_commands_is_run() -> None:
     commands = {name(page): {command for block in blocks(page) for command in block.commands} for page in PAGES}
-    to_type = {page for page, typed in commands.items() if typed}
-    assert to_type == {*PRESUPPOSED, *ELSEWHERE}
+    assert {page for page, typed in commands.items() if typed} == {*PRESUPPOSED, *ELSEWHERE}
     assert commands["docs/start.md"] <= commands["README.md"]
     for page, test in {**ELSEWHERE, **PYTHON_ELSEWHERE}.items():
         assert (ROOT / page).exists()

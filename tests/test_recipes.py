@@ -86,8 +86,7 @@ def test_published_rows_are_read_and_planned(
     data, evaluation = (tasks / file for file in FILES[name])
     labels = [f"task.labels={tasks / 'goemotions/labels.txt'}"] if name == "goemotions" else []
     settings = load_pipeline(repository / "pipelines" / f"{name}.yaml", labels)
-    files = FineTuneFiles(data, evaluation, minilm)
-    done = finetune(settings, files, tmp_path / "out", reporter=QUIET, dry_run=True)
+    done = finetune(settings, FineTuneFiles(data, evaluation, minilm), tmp_path / "out", reporter=QUIET, dry_run=True)
     assert isinstance(done, DryRun)
     factor, near = TASK_FACTORS[name]
     agree(done.plan.packing_factor, factor, near)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.builders.pages import ROOT, load_module
 
 
 @pytest.fixture(scope="module")
 def site() -> Any:
     """The hooks of mkdocs.yml, docs/site.py."""
     pytest.importorskip("mkdocs", reason="the documentation site needs MkDocs; pip install '.[docs]'")
-    specification = importlib.util.spec_from_file_location("documentation_site", ROOT / "docs" / "site.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load_module(ROOT / "docs" / "site.py")
 
 
 def test_links_lead_to_pages_of_the_site_and_other_files_become_text(site: Any) -> None:
@@ -50,8 +45,7 @@ def test_the_reference_has_every_public_name(site: Any, package: str, count: int
     names = set(documented) - {"__version__"}
     assert len(names) == count
     assert set(site.public_names(package)) == names
-    page = site.reference_page(package, "A sentence.")
-    assert page.count("\n::: gaudi_bert.") == count
+    assert site.reference_page(package, "A sentence.").count("\n::: gaudi_bert.") == count
 
 
 def test_a_public_name_without_a_docstring_is_named(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

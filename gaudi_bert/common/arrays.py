@@ -47,8 +47,7 @@ def make_bit_generator(seed: int, purpose: str, *indices: int) -> np.random.Phil
         *indices: Further integers, such as a group or epoch number.
     """
     text = ":".join([str(int(seed)), purpose, *(str(int(index)) for index in indices)])
-    key = np.frombuffer(hashlib.sha256(text.encode("utf-8")).digest()[:16], dtype="<u8")
-    return np.random.Philox(key=key)
+    return np.random.Philox(key=np.frombuffer(hashlib.sha256(text.encode("utf-8")).digest()[:16], dtype="<u8"))
 
 
 def draw_random_uint64(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:

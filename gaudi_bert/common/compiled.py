@@ -331,15 +331,20 @@ def _emit_pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _make_load_intrinsic(kind: Any) -> Any:
-    """Create a kernel function that reads one value of an LLVM type at an address of any alignment."""
+def _make_load_intrinsic(kind: Any, argument_count: int = 1) -> Any:
+    """Create a kernel function that reads one value of an LLVM type at an address of any alignment.
 
-    def load(_: Any, builder: Any, address: Any) -> Any:
-        value = builder.load(_emit_pointer(builder, address, kind))
+    With two arguments, the second argument of the function is an index in an array that begins at the address. If the
+    address is constant in a loop, LLVM can vectorise the loop.
+    """
+
+    def load(_: Any, builder: Any, address: Any, *index: Any) -> Any:
+        pointer = _emit_pointer(builder, address, kind)
+        value = builder.load(builder.gep(pointer, index) if index else pointer)
         value.align = 1
         return value if kind is _WORD else builder.zext(value, _WORD)
 
-    return make_intrinsic(types.int64, 1, load)
+    return make_intrinsic(types.int64, argument_count, load)
 
 
 def _make_store_intrinsic(kind: Any) -> Any:
@@ -352,22 +357,8 @@ def _make_store_intrinsic(kind: Any) -> Any:
     return make_intrinsic(types.void, 2, store)
 
 
-def _make_array_load_intrinsic(kind: Any) -> Any:
-    """Create a kernel function that reads the value with a given index in an array at an address.
-
-    If the address is constant in a loop, LLVM can vectorise the loop.
-    """
-
-    def load(_: Any, builder: Any, address: Any, number: Any) -> Any:
-        value = builder.load(builder.gep(_emit_pointer(builder, address, kind), [number]))
-        value.align = 1
-        return value if kind is _WORD else builder.zext(value, _WORD)
-
-    return make_intrinsic(types.int64, 2, load)
-
-
-byte_at: Callable[[int, int], int] = _make_array_load_intrinsic(_BYTE)
-word_at: Callable[[int, int], int] = _make_array_load_intrinsic(_WORD)
+byte_at: Callable[[int, int], int] = _make_load_intrinsic(_BYTE, argument_count=2)
+word_at: Callable[[int, int], int] = _make_load_intrinsic(_WORD, argument_count=2)
 load_u8: Callable[[int], int] = _make_load_intrinsic(_BYTE)
 load_u32: Callable[[int], int] = _make_load_intrinsic(_INT)
 load_word: Callable[[int], int] = _make_load_intrinsic(_WORD)

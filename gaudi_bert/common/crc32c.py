@@ -108,16 +108,22 @@ _AFTER_BYTES = _compute_polynomial_powers(8, 1)
 _AFTER_WORDS = _compute_polynomial_powers(2 * _MOST_WORDS + 1, 8)
 
 
+@inlined_kernel
+def _update_crc_with_tables(register: int, word: int) -> int:
+    """Update a CRC register with the eight bytes of a word, using lookup tables."""
+    low = (word & _ALL_ONES) ^ register
+    crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
+    crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
+    crc ^= _BYTES[1, (word >> 48) & 255] ^ _BYTES[0, (word >> 56) & 255]
+    return crc
+
+
 @kernel_without_refcounts
 def _compute_crc_with_tables(address: int, count: int, crc: int) -> int:
     """Compute the CRC-32C of `count` bytes with lookup tables. `crc` is the CRC of the preceding bytes, or 0."""
     crc ^= _ALL_ONES
     while count >= 8:
-        word = load_word(address)
-        low = (word & _ALL_ONES) ^ crc
-        crc = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
-        crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
-        crc ^= _BYTES[1, (word >> 48) & 255] ^ _BYTES[0, (word >> 56) & 255]
+        crc = _update_crc_with_tables(crc, load_word(address))
         address += 8
         count -= 8
     while count > 0:
@@ -194,11 +200,7 @@ def _compute_word_crc_in_hardware(word: int) -> int:
 @kernel_without_refcounts
 def _compute_word_crc_with_tables(word: int) -> int:
     """Compute the CRC-32C of a 64-bit word with lookup tables."""
-    low = (word & _ALL_ONES) ^ _ALL_ONES
-    crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
-    crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
-    crc ^= _BYTES[1, (word >> 48) & 255] ^ _BYTES[0, (word >> 56) & 255]
-    return crc ^ _ALL_ONES
+    return _update_crc_with_tables(_ALL_ONES, word) ^ _ALL_ONES
 
 
 TABLE_CRC_FUNCTIONS = (_compute_crc_with_tables, _combine_crcs_with_tables, _compute_word_crc_with_tables)
@@ -208,10 +210,12 @@ HARDWARE_CRC_FUNCTIONS = (_compute_crc_in_hardware, _combine_crcs_in_hardware, _
 crc32c_at, append_crc, crc_of_word = HARDWARE_CRC_FUNCTIONS if HAS_CRC_INSTRUCTIONS else TABLE_CRC_FUNCTIONS
 
 
-@inlined_kernel
-def mask_crc(crc: int) -> int:
-    """Return a CRC in the masked form that TFRecord files contain. This version is for use inside kernels."""
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+def masked_crc32c(crc: int) -> int:
+    """Return a CRC in the masked form that TFRecord files contain."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL_ONES
+
+
+mask_crc = inlined_kernel(masked_crc32c)  # the same function for use inside kernels
 
 
 @kernel_without_refcounts
@@ -229,8 +233,3 @@ def crc32c(buffer: bytes | bytearray | memoryview | ByteArray, crc: int = 0) -> 
     """
     data = buffer.view(np.uint8).reshape(-1) if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     return int(_crc32c_of_array(data, crc)) if data.size else crc
-
-
-def masked_crc32c(crc: int) -> int:
-    """Return a CRC in the masked form that TFRecord files contain."""
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL_ONES

@@ -34,8 +34,6 @@ class GaudiBertError(Exception):
 class FailedError(GaudiBertError):
     """Raised if a command failed, for example because the disk is full or a check did not pass. The exit code is 1."""
 
-    exit_code = 1
-
 
 class InputError(GaudiBertError):
     """Raised if a command's usage or its input, such as settings and files, is wrong. The exit code is 2."""

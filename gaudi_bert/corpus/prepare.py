@@ -113,8 +113,7 @@ def prepare_examples(
         mirror_folder(out, run.store) as folder,
     ):
         here = {"text": tuple(map(str, sources)), "vocab": None if vocab is None else str(vocab)}
-        local = settings.model_copy(update=here)
-        return _prepare_local_files(local, folder, run, pipeline_folder)
+        return _prepare_local_files(settings.model_copy(update=here), folder, run, pipeline_folder)
 
 
 def _prepare_local_files(
@@ -179,8 +178,7 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
         for source in map_in_processes(measure_documents, sources, choose_worker_count(run.workers, len(sources))):
             measured.append(source)
             task.advance()
-    formats = Counter(str(source.text_format) for source in measured)
-    for text_format, count in formats.items():
+    for text_format, count in Counter(str(source.text_format) for source in measured).items():
         run.reporter.say(f"{format_count(count, 'source')}: {text_format}")
     characters = np.concatenate([source.document_characters for source in measured])
     held_out = choose_evaluation_documents(len(characters), settings.evaluation_fraction, settings.seed)

@@ -241,8 +241,7 @@ class StreamReader(Generic[PreparedShard]):
             window = _find_window_index(order, position)
             self._open[shard] = self._closed_shards.pop(shard, _OpenShard(end, order, window, window))
             self._is_open[shard] = True
-            waiting_packs = 0 if self._reads_ahead else _FIRST_PACKS // self._shards_at_once
-            self._prefetch_at[shard] = position + waiting_packs
+            self._prefetch_at[shard] = position + (0 if self._reads_ahead else _FIRST_PACKS // self._shards_at_once)
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
     def _list_shards_to_prepare(self, after_turn: int, after_round: int, current_shards: set[int]) -> list[_EpochAndShard]:

@@ -229,9 +229,7 @@ def draw_learning_curve(
     """
     figure, axes = _create_figure(height=3.6)
     if is_accuracy:
-        from matplotlib.ticker import FuncFormatter
-
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}\u00a0%"))
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}\u00a0%")
     if training:
         axes.plot(*zip(*training, strict=True), color=BLUE, marker="o" if len(training) == 1 else None, label="training")
     if held_out:

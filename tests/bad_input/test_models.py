@@ -41,7 +41,6 @@ def test_bad_packs_are_named(name: str) -> None:
         with pytest.raises(InputError) as caught:
             PackCollator()([{**ROW, name: value}])
         assert len(str(caught.value)) <= 1000
-        assert "\n" not in str(caught.value)
 
 
 COUNT, AT_ONCE = tries(100, 2000), 50

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common import errors
-from gaudi_bert.common.errors import install_command, short_repr, shorten, supports_tensorflow
+from gaudi_bert.common.errors import InputError, install_command, short_repr, shorten, supports_tensorflow
 
 
 @pytest.mark.parametrize("extra", ["parquet", "docker", "kubernetes", "s3", "gcs", "azure"])
@@ -38,8 +38,8 @@ def test_without_its_clone_the_package_is_named_as_the_readme_has_it(monkeypatch
     assert install_command("parquet").endswith(" -m pip install './gaudi-bert[parquet]'")
 
 
-def test_long_texts_keep_their_ends() -> None:
-    assert shorten("a  b\nc") == "a b c"
+def test_long_texts_keep_their_ends_and_messages_are_one_line() -> None:
+    assert shorten("a  b\nc") == str(InputError("a  b\nc")) == "a b c"
     line = shorten("first" + "x" * 5_000_000 + "last", 100)
     assert len(line) <= 100
     assert line.startswith("first")
@@ -50,8 +50,5 @@ def test_any_value_is_shown_shortly() -> None:
     deep: list[object] = []
     for _ in range(10_000):
         deep = [deep, deep]
-    assert short_repr(3) == "3"
-    assert short_repr("a") == "'a'"
-    assert short_repr(1 << 24_000) == "a number of 24,001 bits"
-    assert len(short_repr(deep)) <= 80
-    assert len(short_repr({"x" * 1_000_000: "y" * 1_000_000})) <= 80
+    assert [short_repr(value) for value in (3, "a", 1 << 24_000)] == ["3", "'a'", "a number of 24,001 bits"]
+    assert max(len(short_repr(value)) for value in (deep, {"x" * 1_000_000: "y" * 1_000_000})) <= 80

@@ -151,8 +151,7 @@ def test_no_link_is_followed_when_a_file_is_written(tmp_path: Path, monkeypatch:
     out.mkdir()
     guessed = iter(["00000000", "11111111"])
     monkeypatch.setattr(secrets, "token_hex", lambda _: next(guessed))
-    links = [out / name for name in (".a.txt.tmp", ".a.txt.00000000.tmp", "a.txt")]
-    for link in links:
+    for link in [out / name for name in (".a.txt.tmp", ".a.txt.00000000.tmp", "a.txt")]:
         link.symlink_to(victim)
     write_text(out / "a.txt", "mine")
     assert (out / "a.txt").read_text() == "mine"

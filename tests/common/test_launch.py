@@ -61,4 +61,3 @@ def test_what_is_no_part_is_refused_in_one_line(text: str, found: dict[str, str]
     with pytest.raises(InputError, match=said) as caught:
         parse_shard_option(text, found)
     assert str(caught.value).startswith(f"--shard {text}: ")
-    assert "\n" not in str(caught.value)

@@ -38,8 +38,7 @@ def test_numpy_and_compiled_code_deal_alike(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_lengths_beyond_16_bits() -> None:
-    lengths = np.array([100_000, 7, 100_000], np.int32)
-    dealt = sample_packs(lengths, [((7, 100_000), 1), ((100_000,), 1)], 1, 0)
+    dealt = sample_packs(np.array([100_000, 7, 100_000], np.int32), [((7, 100_000), 1), ((100_000,), 1)], 1, 0)
     assert sorted(dealt.members.tolist()) == [0, 1, 2]
     assert dealt.starts.tolist() in ([0, 1, 3], [0, 2, 3])
 

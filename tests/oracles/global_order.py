@@ -19,20 +19,10 @@ def dealt_epoch(
     sets: int = MAX_STREAM_SETS,
     regions: Sequence[int] | None = None,
 ) -> list[Record]:
-    """(shard, record) of every pack of an epoch, in its order; `window` of all shards, or of each."""
-    return [record for turn in dealt_turns(sizes, seed, epoch, window, streams, sets, regions) for record in turn]
+    """(shard, record) of every pack of an epoch, in its order; `window` of all shards, or of each.
 
-
-def dealt_turns(
-    sizes: list[int],
-    seed: int,
-    epoch: int,
-    window: int | list[int],
-    streams: int = FEWEST_STREAMS,
-    sets: int = MAX_STREAM_SETS,
-    regions: Sequence[int] | None = None,
-) -> list[list[Record]]:
-    """The packs of each set of streams in turn: a block of rounds ends after 32, and where a stream ends."""
+    Sets of streams take turns: a block of rounds ends after 32, and where a stream ends.
+    """
     shards = sum(1 for size in sizes if size)
     streams = min(streams, shards)
     sets = max(1, min(sets, shards // max(1, streams)))
@@ -43,12 +33,12 @@ def dealt_turns(
             its_window = window if isinstance(window, int) else window[shard]
             packs += [(shard, record) for record in shuffled_shard(sizes[shard], seed, epoch, shard, its_window)]
         hands.append(packs)
-    turns = []
+    dealt = []
     while hands := [packs for packs in hands if packs]:
         rounds = min(TURN_ROUNDS, *map(len, hands))
         for first in range(0, len(hands), streams):
-            turns.append([packs.pop(0) for _ in range(rounds) for packs in hands[first : first + streams]])
-    return turns
+            dealt += [packs.pop(0) for _ in range(rounds) for packs in hands[first : first + streams]]
+    return dealt
 
 
 def dealt_shards(

@@ -8,6 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def restored_ids(example: dict) -> list[int]:
+    """The token ids of an unpacked example before masking, with padding."""
+    ids = list(example["input_ids"])
+    slots = zip(example["masked_lm_positions"], example["masked_lm_ids"], example["masked_lm_weights"], strict=True)
+    for position, token, weight in slots:
+        ids[position] = token if weight == 1 else ids[position]
+    return [int(each) for each in ids]
+
+
 def pack_sequences(sequences: list[dict], max_sequence_length: int, masked_slots: int, depth: int) -> dict[str, list]:
     """The features of one packed example that holds `sequences` (unpacked features) in this order."""
     names = [
@@ -32,11 +41,7 @@ def pack_sequences(sequences: list[dict], max_sequence_length: int, masked_slots
                 packed["masked_lm_ids"].append(sequence["masked_lm_ids"][slot])
                 packed["masked_lm_weights"].append(float(number))
     for name, values in packed.items():
-        size = max_sequence_length
-        if name.startswith("masked_lm"):
-            size = masked_slots
-        if name.startswith("next_sentence"):
-            size = depth
+        size = {"masked": masked_slots, "next": depth}.get(name.partition("_")[0], max_sequence_length)
         if len(values) > size:
             raise ValueError(f"{name} has {len(values)} values, room for {size}")
         values.extend([0] * (size - len(values)))

@@ -114,8 +114,7 @@ def split_list(key: str, values: list) -> bytes:
 
 def map_entry(key: str, values: list, encode=packed_list) -> bytes:
     """One entry of Features.feature."""
-    kind = 2 if key in FLOAT_KEYS else 3
-    return field(1, field(1, key.encode()) + field(2, field(kind, encode(key, values))))
+    return field(1, field(1, key.encode()) + field(2, field(2 if key in FLOAT_KEYS else 3, encode(key, values))))
 
 
 def example(features: dict[str, list], order: list[str] | None = None, encode=packed_list, extra: bytes = b"") -> bytes:

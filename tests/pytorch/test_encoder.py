@@ -18,10 +18,10 @@ from tests.builders.agree import agree  # noqa: E402
 from tests.builders.encoders import LABELS, TEXTS, TOKENIZER, model_of  # noqa: E402
 
 
-def alone(model: Any, text: str) -> Any:
+def alone(model: Any, ids: list[int]) -> Any:
     """What the model gives one text by itself, without a mask."""
     with torch.no_grad():
-        return model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids]))
+        return model.eval()(input_ids=torch.tensor([ids]))
 
 
 POOLED = {
@@ -39,13 +39,12 @@ def test_vectors_are_those_of_each_text_alone(name: str, static: bool) -> None:
     model.register_forward_pre_hook(lambda _, __, given: shapes.add(tuple(given["input_ids"].shape)), with_kwargs=True)
     encoder.embed(TEXTS)
     assert not static or [length for _, length in shapes] == [64]
-    hidden = [alone(model, text)[0] for text in TEXTS]
+    hidden = [alone(model, TOKENIZER.encode(text).ids)[0] for text in TEXTS]
     for pooling, pool in POOLED.items():
         vectors = encoder.embed(TEXTS, pooling=pooling)
         assert (vectors.dtype, vectors.shape) == (np.float32, (len(TEXTS), 32))
         agree(vectors, torch.stack([pool(each) for each in hidden]).numpy(), 1e-5, scale=1.0)
-    lengths = np.linalg.norm(encoder.embed(TEXTS[:3], normalize=True), axis=1)
-    agree(lengths, np.ones(3), 1e-6, scale=1.0)
+    agree(np.linalg.norm(encoder.embed(TEXTS[:3], normalize=True), axis=1), np.ones(3), 1e-6, scale=1.0)
     assert encoder.embed([]).shape == (0, 32)
 
 
@@ -63,7 +62,7 @@ def test_answers_for_texts(name: str, more: dict, expect: Any) -> None:
     assert len(answers) == len(TEXTS)
     for text, answer in zip(TEXTS, answers, strict=True):
         actual = list(answer["probabilities"].values()) if "id2label" in more else [answer["value"]]
-        agree(actual, expect(alone(model, text).logits).tolist(), 1e-5, scale=1.0)
+        agree(actual, expect(alone(model, TOKENIZER.encode(text).ids).logits).tolist(), 1e-5, scale=1.0)
     assert "forward" not in vars(model.base_model), "the encoder is left as it was"
 
 
@@ -77,8 +76,7 @@ def test_tags_for_words() -> None:
     several = 0
     for text, answer in zip(texts, answers, strict=True):
         encoding = spaced.encode(text.split(), is_pretokenized=True)
-        with torch.no_grad():
-            logits = model.eval()(input_ids=torch.tensor([encoding.ids])).logits[0]
+        logits = alone(model, encoding.ids).logits[0]
         first = [encoding.word_ids.index(word) for word in range(len(text.split()))]
         tags = [["O", "B-x", "I-x"][int(logits[position].argmax())] for position in first]
         inside = {at for tag in answer["tags"] for at in range(tag["start"], tag["end"])}
@@ -96,9 +94,7 @@ def test_a_tokenizer_of_transformers_and_texts_that_are_cut() -> None:
     expected = []
     for text in TEXTS:
         ids = TOKENIZER.encode(text).ids
-        ids = ids if len(ids) <= 12 else [*ids[:11], ids[-1]]
-        with torch.no_grad():
-            expected.append(model.eval()(input_ids=torch.tensor([ids]))[0][0].mean(0))
+        expected.append(alone(model, ids if len(ids) <= 12 else [*ids[:11], ids[-1]])[0][0].mean(0))
     agree(encoder.embed(TEXTS), torch.stack(expected).numpy(), 1e-5, scale=1.0)
 
 

@@ -148,9 +148,8 @@ EMPTY_METADATA = json.dumps({**contents()["packed/train/metadata.json"], "histog
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, named: str) -> None:
     (write_workdir(tmp_path) / name).write_text(content)
-    with pytest.raises(InputError, match=named) as caught:
+    with pytest.raises(InputError, match=named):
         report(tmp_path)
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "report.html").exists()
 
 

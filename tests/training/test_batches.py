@@ -88,7 +88,6 @@ def one_error(folder: Path, config: BertConfig = CONFIG) -> str:
         check_records_fit_model(source, config)
         order = TrainingOrder(seed=1, shuffle_packs=5)
         list(islice(read_training_batches(source, config, 4, order), 10))
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
