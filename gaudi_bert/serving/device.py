@@ -97,8 +97,7 @@ def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[i
     per_row = shape.length // tokens
     count = per_row * shape.rows
     ids = np.resize(np.array(model.loaded.tokenizer.tokenizer.encode("a").ids, np.int32), tokens)
-    texts = sequences_from_ids([ids] * count, [np.zeros(tokens, np.int8)] * count)
-    return texts, [per_row] * shape.rows
+    return sequences_from_ids([ids] * count, [np.zeros(tokens, np.int8)] * count), [per_row] * shape.rows
 
 
 def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:

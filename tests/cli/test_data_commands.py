@@ -24,8 +24,7 @@ PACK = ("--max-sequence-length", "16", "--algorithm", "lpfhp")
 
 
 def test_pack_and_verify(tmp_path: Path) -> None:
-    rows = [{"input_ids": [1] * size} for size in (16, 9, 7, 20, 3)]
-    tables.write_parquet(tmp_path / "rows.parquet", rows)
+    tables.write_parquet(tmp_path / "rows.parquet", [{"input_ids": [1] * size} for size in (16, 9, 7, 20, 3)])
     pack = ("pack", tmp_path / "rows.parquet", *PACK)
     packed = succeed(*pack, "--out", tmp_path / "out", "--too-long", "split", "--verify").stdout.splitlines()
     assert packed[0].startswith("5 rows (6 sequences) became 4 packs")
@@ -34,8 +33,7 @@ def test_pack_and_verify(tmp_path: Path) -> None:
     assert "algorithm lpfhp, depth 2" in again
     assert not any(line.startswith("Next:") for line in again)
     assert "5 rows, 6 sequences in 4 packs" in succeed("verify", tmp_path / "rows.parquet", tmp_path / "out").stdout
-    dropped = succeed(*pack, "--out", tmp_path / "dropped", "--too-long", "drop", "--json")
-    result = json.loads(dropped.stdout)
+    result = json.loads(succeed(*pack, "--out", tmp_path / "dropped", "--too-long", "drop", "--json").stdout)
     assert result["too_long"] == {"policy": "drop", "rows": 1, "dropped_rows": 1, "dropped_tokens": 20, "added_sequences": 0}
     parts = (*pack, "--out", tmp_path / "parts", "--too-long", "truncate")
     succeed(*parts, "--shard", "0/1")

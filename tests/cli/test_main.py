@@ -69,8 +69,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
     assert lines[1:3] == ["already finished, and repeated only with --overwrite: prepare", "to do here: histogram"]
     assert "MISSING" not in "".join(lines)
     assert "depth: 7" in run_command(*asked, "--verbose", folder=tmp_path).stdout
-    on_cluster = run_command(*asked, "--on", "kubernetes", folder=tmp_path).stdout
-    assert "  prepare: 1 x gaudi-bert-data:" in on_cluster
+    assert "  prepare: 1 x gaudi-bert-data:" in run_command(*asked, "--on", "kubernetes", folder=tmp_path).stdout
     printed = json.loads(run_command(*asked, "--json", folder=tmp_path).stdout)
     assert printed["settings"]["packing"]["depth"] == 7
     assert [stage["stage"] for stage in printed["outlook"]] == printed["stages"] == ["prepare", "histogram"]
@@ -163,7 +162,6 @@ def test_a_command_whose_threads_wait_forever_ends_after_a_signal() -> None:
     """A signal may interrupt the main thread just after it has acquired a lock that its threads need to end."""
     command = [sys.executable, "-c", STUCK]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=300)[1] == "stopped\n", "there is nothing to resume in `inspect`"
@@ -210,7 +208,6 @@ def test_a_lock_that_a_signal_breaks_is_an_interruption(monkeypatch: pytest.Monk
 def test_a_second_ctrl_c_interrupts_a_training_that_saves_with_75(case: PackingCase, tmp_path: Path) -> None:
     settings = ("training.updates=100000", "training.warmup_updates=1", "training.log_every_updates=1")
     process = start(tmp_path, "train", "--data", case.packed, "--out", "run", *(f"--set={each}" for each in settings))
-    assert process.stderr is not None
     next(line for line in process.stderr if "update 2/" in line)
     process.send_signal(signal.SIGINT)
     time.sleep(0.02)  # two at once would be one

@@ -201,7 +201,6 @@ def test_wrong_values_of_options(section: Any) -> None:
 )
 def test_an_unknown_key_is_looked_for_in_all_sections(key: str, nearest: str) -> None:
     message = refusal(section_from_mapping, PipelineSettings, nested(key, 1), "mine.yaml")
-    assert message is not None
     assert message.startswith(f"mine.yaml: unknown key `{key}`; {nearest}")
 
 
@@ -220,7 +219,6 @@ def test_every_known_key_can_be_suggested() -> None:
 )
 def test_a_wrong_option_is_named_as_it_was_typed(option: str, key: str, value: str) -> None:
     message = refusal(load_pipeline, None, [], {key: TypedValue(f"{option} {value}", value)})
-    assert message is not None
     assert message.startswith(f"{option} {value}".strip() + ": ")
 
 

@@ -76,8 +76,7 @@ def test_cards_bring_what_the_vendor_asks_for_and_no_privilege(tmp_path: Path) -
     mapping = {"resources": {**CARDS, "environment": {"A": "b"}}, "docker": docker}
     options = container(tmp_path, "train", mapping)
     as_the_vendor_asks = {"runtime": "habana", "user": "0:0", "ipc_mode": "host", "cap_add": ["SYS_NICE"]}
-    memory_lock = [{"Name": "memlock", "Soft": -1, "Hard": -1}]
-    more = {"nano_cpus": 95 * 10**9, "network_mode": "host", "ulimits": memory_lock}
+    more = {"nano_cpus": 95 * 10**9, "network_mode": "host", "ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}]}
     assert {**as_the_vendor_asks, **more}.items() <= options.items()
     assert {"HABANA_VISIBLE_DEVICES": "0,1", "PT_HPU_LAZY_MODE": "0", "A": "b"}.items() <= options["environment"].items()
     assert not {"privileged", "shm_size", "cpu_shares"} & options.keys()
@@ -294,7 +293,6 @@ def test_an_image_that_is_not_there_and_a_runtime_that_is_not_are_wrong_input(ti
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_is_passed_on_and_waited_for(number: int, tiny: Path) -> None:
     process = start(tiny, "signal.signal(signal.SIGTERM, save); say('started'); wait()", "plan,write")
-    assert process.stderr is not None
     while "started" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(number)
@@ -304,7 +302,6 @@ def test_a_stop_is_passed_on_and_waited_for(number: int, tiny: Path) -> None:
 
 def test_a_second_stop_ends_what_does_not_listen(tiny: Path) -> None:
     process = start(tiny, "signal.signal(signal.SIGTERM, lambda *_: say('deaf')); say('started'); wait()")
-    assert process.stderr is not None
     for awaited in ("started", "deaf"):
         while awaited not in process.stderr.readline():
             assert process.poll() is None
@@ -315,7 +312,6 @@ def test_a_second_stop_ends_what_does_not_listen(tiny: Path) -> None:
 
 def test_the_container_of_a_killed_run_is_named_until_it_has_ended(tiny: Path) -> None:
     first = start(tiny, "say('started'); [time.sleep(0.05) for _ in iter(pathlib.Path('records/go').exists, True)]")
-    assert first.stderr is not None
     while "started" not in first.stderr.readline():
         assert first.poll() is None
     first.kill()

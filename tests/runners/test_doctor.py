@@ -211,8 +211,7 @@ def test_a_place_that_is_ready_is_left_as_it_was_and_what_is_missing_is_named(s3
     bucket = examine_store("s3://no-such-bucket/x", stored(s3.endpoint))
     assert bucket.verdict == "failed"
     assert "no-such-bucket" in bucket.found
-    away = examine_store("s3://bucket/x", stored("http://127.0.0.1:9", timeout_seconds=1))
-    assert away.verdict == "failed"
+    assert examine_store("s3://bucket/x", stored("http://127.0.0.1:9", timeout_seconds=1)).verdict == "failed"
     with pytest.raises(InputError, match="bucket/x"):
         examine_store("bucket/x", stored(s3.endpoint))
 

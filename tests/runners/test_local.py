@@ -120,8 +120,7 @@ def test_built_in_rows_are_made_once_and_those_of_another_python_are_refused(tmp
     write_built_in_dataset(*files, reporter=QUIET)
     assert files[0].read_bytes() == b"kept\n"
     kept = tmp_path / "rows" / "settings.json"
-    content = json.loads(kept.read_text())
-    kept.write_text(json.dumps({**content, "inputs": {"python-docstrings": "2.7.18"}}))
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "inputs": {"python-docstrings": "2.7.18"}}))
     with pytest.raises(InputError, match=r"python-docstrings: .2\.7\.18. in the file"):
         write_built_in_dataset(*files, reporter=QUIET)
     write_built_in_dataset(*files, reporter=QUIET, overwrite=True)

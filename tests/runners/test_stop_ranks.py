@@ -67,14 +67,12 @@ def start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[s
 def start_ranks(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     """Return when they have said so."""
     process = start(command, environment)
-    assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     return process
 
 
 def test_a_launcher_that_waits_for_names_can_be_stopped(tmp_path: Path) -> None:
     process = start(over_ssh(2222, "mpirun"), write_hosts(tmp_path, "demo-train-worker-0.invalid"))
-    assert process.stderr is not None
     assert "worker demo-train-worker-0.invalid does not answer on port 2222 (" in process.stderr.readline()
     process.terminate()
     _, said = process.communicate(timeout=60)
@@ -139,7 +137,6 @@ def test_the_first_request_lets_ranks_save_and_their_exit_code_is_kept(number: i
 def test_the_second_request_ends_what_does_not_listen() -> None:
     process = start_ranks([sys.executable, "-c", DEAF], {})
     process.terminate()
-    assert process.stdout is not None
     assert process.stdout.readline() == "saved\n"
     process.terminate()
     process.communicate(timeout=30)
@@ -179,7 +176,6 @@ def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None
     starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
     command = [sys.executable, "-c", starter, *WRAPPER, sys.executable, "-c", SAVES]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     process.kill()
     # The pipe ends when the last of its writers has.

@@ -114,7 +114,6 @@ time.sleep(0.3)
 open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0)))
 """
     cores = _assign_cores(settings.resources, resources["workers"])
-    assert cores is not None
     assert all(own <= allowed for own in cores)
     run_training_processes(settings, "train", [sys.executable, "-c", code])
     assert [(tmp_path / str(rank)).read_text() for rank in range(len(cores))] == [str(own) for own in cores]

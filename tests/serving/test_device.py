@@ -105,6 +105,5 @@ def test_single_rows_are_computed_on_one_thread_up_to_the_first_that_is_too_slow
         return (1.2 if shape.length < slower_from else 1.3) if on_one_thread else 1.0
 
     monkeypatch.setattr(device, "_measure_seconds", seconds)
-    shapes = [Shape(1, 16), Shape(1, 32), Shape(1, 64), Shape(2, 64)]
-    assert measure_longest_single_thread_row(model, shapes) == slots
+    assert measure_longest_single_thread_row(model, [Shape(1, 16), Shape(1, 32), Shape(1, 64), Shape(2, 64)]) == slots
     assert all(shape.rows == 1 for shape in measured), "several rows are never computed on one thread"

@@ -64,8 +64,7 @@ def embedded(model: Path, texts: Sequence[str], folder: Path, *options: object) 
 def test_vectors_are_those_of_embed(embedding: Served, folders: dict[str, Path], tmp_path: Path) -> None:
     texts = texts_of(211, 3)
     expected = embedded(folders["embedding"], texts, tmp_path)
-    found = in_company(lambda some: asked(embedding, "/embed", {"inputs": some}), texts, 5)
-    agree(found, expected)
+    agree(in_company(lambda some: asked(embedding, "/embed", {"inputs": some}), texts, 5), expected)
 
 
 def test_texts_are_cut_on_the_side_of_the_tokenizer(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -197,8 +196,7 @@ def test_a_folder_says_how_vectors_are_made(folders: dict[str, Path], tmp_path: 
     with served_in_thread(model, batch_rows=1) as served:
         agree(asked(served, "/embed", {"inputs": texts}), embedded(model, texts, tmp_path))
         named = asked(served, "/embed", {"inputs": texts, "prompt_name": "query"})
-        expected = embedded(model, texts, tmp_path, "--prompt-name", "query", "--overwrite")
-        agree(named, expected)
+        agree(named, embedded(model, texts, tmp_path, "--prompt-name", "query", "--overwrite"))
         plain = np.array(asked(served, "/embed", {"inputs": texts[:1], "normalize": False}))
         assert abs(np.linalg.norm(plain) - 1) > 0.1
 

@@ -41,7 +41,6 @@ def queue_of(*requests: PendingRequest, max_texts: int = 100, max_tokens: int = 
 
 def take_texts(queue: Queue) -> list[tuple[PendingRequest, int]]:
     batch = queue.wait_for_batch()
-    assert batch is not None
     return batch.list_texts()
 
 
@@ -56,8 +55,7 @@ def test_small_requests_take_turns() -> None:
 def test_the_oldest_text_is_in_the_next_batch_however_long() -> None:
     queries = [request_of(7) for _ in range(40)]
     old = request_of(64)
-    queue = queue_of(old, *queries)
-    assert (old, 0) in take_texts(queue)
+    assert (old, 0) in take_texts(queue_of(old, *queries))
 
 
 def test_what_exceeds_a_limit_is_not_accepted() -> None:
@@ -83,7 +81,6 @@ def test_a_request_that_goes_takes_its_texts_along() -> None:
 def test_the_sequences_of_a_batch_come_in_the_order_of_its_rows() -> None:
     one, other = request_of(3, 4, first_id=0), request_of(2, first_id=50)
     batch = queue_of(one, other).wait_for_batch()
-    assert batch is not None
     sequences = collect_sequences(batch)
     assert sequences.lengths.tolist() == [3, 2, 4]
     assert sequences.input_ids.tolist() == [0, 1, 2, 50, 51, 3, 4, 5, 6]
@@ -219,7 +216,6 @@ def test_a_device_waits_for_what_is_being_tokenized_no_longer_than_a_short_row_t
     assert simulation.queue.compute_wait_seconds() == 0.0
     simulation.queue.count_arriving = lambda: 3
     seconds = simulation.queue.compute_wait_seconds()
-    assert seconds is not None
     assert 0.0 < seconds <= SHORTEST
     simulation.now += SHORTEST
     assert simulation.queue.compute_wait_seconds() == 0.0

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +72,15 @@ def embed(served: Served, inputs: Any) -> Any:
     return served.post("/embed", {"inputs": inputs})
 
 
+def occupy_device(served: Served, gate: Gate, pool: ThreadPoolExecutor) -> Future[Any]:
+    """Hold the device up with one text, and return its request."""
+    gate.open.clear()
+    first = pool.submit(embed, served, "alpha")
+    wait_until(lambda: served.metrics()["te_request_input_length_count"] == 1)
+    wait_until(lambda: served.metrics()["te_queue_size"] == 0)
+    return first
+
+
 def test_a_request_is_not_expected_any_more_when_it_waits(embedding: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the device would wait for the request whose texts it already has."""
     add, expected = Queue.add, []
@@ -87,10 +96,7 @@ def test_a_request_is_not_expected_any_more_when_it_waits(embedding: Served, mon
 
 def test_what_exceeds_the_queue_is_refused_at_once(folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor) -> None:
     with served_in_thread(folders["embedding"], batch_rows=1, queue_texts=7) as served:
-        gate.open.clear()
-        first = pool.submit(embed, served, "alpha")
-        wait_until(lambda: served.metrics()["te_request_input_length_count"] == 1)
-        wait_until(lambda: served.metrics()["te_queue_size"] == 0)
+        first = occupy_device(served, gate, pool)
         waiting = pool.submit(embed, served, TEXTS[:6])
         wait_until(lambda: served.metrics()["te_queue_size"] == 6)
         refused = embed(served, TEXTS[:2])
@@ -106,10 +112,7 @@ def test_a_text_that_waits_too_long_is_refused_and_leaves(
     folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     with served_in_thread(folders["embedding"], batch_rows=1, queue_seconds=0.5) as served:
-        gate.open.clear()
-        first = pool.submit(embed, served, "alpha")
-        wait_until(lambda: served.metrics()["te_request_input_length_count"] == 1)
-        wait_until(lambda: served.metrics()["te_queue_size"] == 0)
+        first = occupy_device(served, gate, pool)
         late = embed(served, TEXTS[:3])
         assert (late.status, late.json["error_type"]) == (503, "overloaded")
         assert served.metrics()["te_queue_size"] == 0
@@ -121,9 +124,7 @@ def test_a_client_that_goes_away_takes_its_texts_along(
     folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     with served_in_thread(folders["embedding"], batch_rows=1) as served:
-        gate.open.clear()
-        first = pool.submit(embed, served, "alpha")
-        wait_until(lambda: served.metrics()["te_request_input_length_count"] == 1)
+        first = occupy_device(served, gate, pool)
         connection = http.client.HTTPConnection("127.0.0.1", served.port)
         connection.request("POST", "/embed", json.dumps({"inputs": TEXTS[:9]}))
         wait_until(lambda: served.metrics()["te_queue_size"] == 9)
@@ -260,8 +261,7 @@ def test_ten_times_too_much_is_answered_or_refused_and_then_all_is_as_before(
                 agree(answer.json[0], expected[number % 20])
             return answer.status
 
-        statuses = Counter(pool.map(ask, range(800)))
-        assert statuses[200] > 0
+        assert Counter(pool.map(ask, range(800)))[200] > 0
         agree(embed(served, TEXTS[:20]).json, expected)
         assert served.metrics()["te_queue_size"] == 0
 

@@ -131,9 +131,8 @@ def is_pipeline_object(settings: PipelineSettings, kubernetes_object: Manifest) 
     The name of such an object begins with the name of the pipeline, and it has both labels of `pipeline_label_selector`.
     """
     metadata = kubernetes_object["metadata"]
-    labels = metadata.get("labels") or {}
-    label_texts = [f"{key}={labels.get(key)}" for key in ("app.kubernetes.io/managed-by", PIPELINE_LABEL)]
-    return metadata["name"].startswith(f"{settings.name}-") and ",".join(label_texts) == pipeline_label_selector(settings)
+    wanted = {"app.kubernetes.io/managed-by": APP_LABELS["app.kubernetes.io/managed-by"], PIPELINE_LABEL: settings.name}
+    return metadata["name"].startswith(f"{settings.name}-") and wanted.items() <= (metadata.get("labels") or {}).items()
 
 
 def check_pods_can_read_files(settings: PipelineSettings) -> None:

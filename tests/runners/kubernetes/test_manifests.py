@@ -133,8 +133,7 @@ def test_weights_that_are_given_leave_no_step_before_fine_tuning() -> None:
 
 def test_shards_that_training_keeps_fit_the_scratch() -> None:
     text = ["kubernetes.scratch=6Gi", "store.connections=2"]
-    manifests = build_manifests(load_pipeline(None, [*STORE, *text]))
-    configuration = shared(manifests, "ConfigMap")
+    configuration = shared(build_manifests(load_pipeline(None, [*STORE, *text])), "ConfigMap")
     written = yaml.safe_load(configuration["data"]["pipeline.yaml"])
     assert written["store"] == {"connections": 2, "cache_bytes": 3 * 2**30}
 

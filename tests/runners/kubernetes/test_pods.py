@@ -73,8 +73,7 @@ def test_the_selector_of_nodes_that_train_is_for_them_alone() -> None:
 def test_the_user_of_an_mpijob_has_a_name_in_its_pods() -> None:
     """The image has one for 1000 only, and neither ssh nor sshd works for a user without."""
     manifests = build_manifests(cluster_settings(PIPELINES[0], "mpijob of another user"))
-    configuration = shared(manifests, "ConfigMap")
-    assert configuration["data"]["passwd"] == "gaudi-bert:x:4711:4711::/tmp:/bin/sh\n"
+    assert shared(manifests, "ConfigMap")["data"]["passwd"] == "gaudi-bert:x:4711:4711::/tmp:/bin/sh\n"
     for spec in iterate_pod_specs(manifests.steps["train"]):
         mounts = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["mountPath"] == "/etc/passwd"]
         assert mounts == [{"name": "pipeline", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True}]

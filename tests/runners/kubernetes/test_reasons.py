@@ -58,7 +58,6 @@ def test_an_unschedulable_pod_says_all_that_is_lacking_and_nothing_else(
     message: str, remedies: list[str], only: Only
 ) -> None:
     problem = only(unschedulable("p", f"0/3 nodes are available: {message}"))
-    assert problem is not None
     assert (problem.state, problem.reason) == (
         ProblemState.WAITING,
         f"pod p: Unschedulable: 0/3 nodes are available: {message}",
@@ -80,7 +79,6 @@ def test_an_unschedulable_pod_says_all_that_is_lacking_and_nothing_else(
 )
 def test_an_image_that_cannot_come_ends_the_wait(reason: str, message: str, state: ProblemState, only: Only) -> None:
     problem = only(image_missing("p", message, reason))
-    assert problem is not None
     assert (problem.state, problem.reason) == (state, f"pod p: {reason}: {message}")
     assert "images.registry" in problem.remedy
 
@@ -127,7 +125,6 @@ LOG = "see its log: `gaudi-bert k8s logs PIPELINE --step STEP`"
 )
 def test_how_a_pod_ended_is_told(ended: Json, state: ProblemState, reason: str, remedy: str, only: Only) -> None:
     problem = only(ended)
-    assert problem is not None
     assert problem.state is state
     assert reason in problem.reason
     assert problem.remedy.startswith(remedy) if remedy else not problem.remedy
@@ -267,7 +264,6 @@ def test_pods_that_are_refused_have_the_clusters_last_warning(
     server.warn("demo-train", "an older one", "2026-01-01T00:00:01Z")
     server.warn("demo-train", said, "2026-01-01T00:00:02Z")
     problem = find_step_problem(cluster, MPIJOB, [])
-    assert problem is not None
     assert problem.reason == f"MPIJob demo-train has no pods: {said}"
     assert (problem.state, remedy in problem.remedy) == (state, True)
 
@@ -286,7 +282,6 @@ def test_a_quota_with_room_for_some_holds_up_only_those_that_wait_for_one_anothe
         one = running("x-0")
         one["metadata"]["labels"] = labels
         problem = find_step_problem(cluster, item, [one])
-        assert problem is not None
         assert f"{item['metadata']['name']} has only 1 of 2 pods: " in problem.reason
         assert problem.state is (ProblemState.CONTINUES if item is SHARED else ProblemState.WAITING)
 

@@ -76,8 +76,7 @@ def test_a_job_of_the_same_run_that_is_still_active_is_followed(server: FakeApiS
 
 
 def test_another_run_in_the_same_work_folder_is_left_alone(server: FakeApiServer, run: Run) -> None:
-    job = server.put_own("Job", "demo-write", status=ACTIVE)
-    job["metadata"]["annotations"] = {_DIGEST_ANNOTATION: "x"}
+    server.put_own("Job", "demo-write", status=ACTIVE)["metadata"]["annotations"] = {_DIGEST_ANNOTATION: "x"}
     with pytest.raises(InputError, match="Job demo-write of another run"):
         run(PLAN)
     assert server.created("Job") == []
@@ -88,8 +87,7 @@ def test_a_changed_runtime_is_replaced_by_its_version_and_trains_again(server: F
     for memory in ("1Gi", "2Gi"):
         assert run(["train"], *TRAINJOB, f"resources.training.memory={memory}") == {"train": "done"}
     job = server.objects["TrainingRuntime", "demo-train"]["spec"]["template"]["spec"]["replicatedJobs"][0]
-    requests = job["template"]["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]
-    assert requests["memory"] == "2Gi"
+    assert job["template"]["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["memory"] == "2Gi"
     assert server.created("TrainJob") == ["demo-train"] * 2
 
 
