@@ -29,22 +29,14 @@ TARGETS = (r"\]\(([^)\s]+)\)", r"^\[[^\]]+\]: (\S+)$", r'<img src="([^"]+)"')
 LONGEST_LINE = 125
 
 
-def commands() -> dict[str, Any]:
-    """Every command by its full name (`k8s status`), without `gaudi-bert`."""
-    found: dict[str, Any] = {}
-
-    def walk(command: Any, prefix: tuple[str, ...]) -> None:
-        if hasattr(command, "commands"):
-            for inner in command.commands:
-                walk(command.get_command(None, inner), (*prefix, inner))
-        else:
-            found[" ".join(prefix)] = command
-
-    walk(typer.main.get_command(app), ())
-    return found
+def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command of a group and its groups, with its full name (`k8s status`)."""
+    for each in group.commands:
+        command = group.get_command(None, each)
+        yield from commands(command, f"{prefix}{each} ") if hasattr(command, "commands") else [(prefix + each, command)]
 
 
-COMMANDS = commands()
+COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 def quoted_commands() -> Iterator[tuple[str, str]]:

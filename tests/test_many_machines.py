@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from gaudi_bert.common.launch import parse_shard_option
 from tests.builders.command_line import succeed
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case
+from tests.builders.pages import ROOT, write_program
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^### ([\w ]+)\n(?:(?!^#).)*?^```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 
@@ -29,15 +27,8 @@ def made_in(folder: Path) -> dict[str, bytes]:
 
 def run_example(example: str, folder: Path) -> None:
     """Run an example of the page in `folder`, with programs that stand for other machines: each runs its command here."""
-    (folder / "bin").mkdir(exist_ok=True)
-    programs = {
-        "gaudi-bert": f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n',
-        "ssh": '#!/bin/sh\nexec sh -c "$2"\n',
-    }
-    for name, text in programs.items():
-        program = folder / "bin" / name
-        program.write_text(text)
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    write_program(folder / "bin" / "gaudi-bert")
+    write_program(folder / "bin" / "ssh", 'exec sh -c "$2"')
     # Four parts on the page, two here: each process takes a second to start.
     script = EXAMPLES[example]
     fewer = {"=0-3": "=0-1", "seq 0 3": "seq 0 1", "K/4": "K/2", "in 0 1 2 3": "in 0 1", "part/4": "part/2"}

@@ -21,7 +21,7 @@ import pytest
 from tests.builders.bert_folder import make_row, sentence, write_bert, write_rows, write_tokenizer
 from tests.builders.command_line import Done, run_command
 from tests.builders.effort import once
-from tests.builders.pages import PAGES, ROOT, Block, blocks, name
+from tests.builders.pages import PAGES, ROOT, Block, blocks, name, write_program
 from tests.builders.tables import random_rows, write_parquet
 
 POSITIONS = 128
@@ -41,7 +41,12 @@ def make_page_data(folder: Path) -> None:
     """Everything that some page presupposes, in `folder`, which becomes the checkout as far as pages know it."""
     for part in ("pipelines", "k8s"):
         (folder / part).symlink_to(ROOT / part)
-    _write_text(folder)
+    random = np.random.default_rng(1)
+    (folder / "wiki").mkdir()
+    for file in range(2):
+        documents = ["\n".join(" ".join(sentence(random)) + " ." for _ in range(9)) for _ in range(30)]
+        (folder / "wiki" / f"{file}.txt").write_text("\n\n".join(documents) + "\n")
+    shutil.copytree(folder / "wiki", folder / "texts")
     _write_rows(folder)
     _write_searches(folder)
     _write_models(folder)
@@ -59,15 +64,6 @@ def make_page_data(folder: Path) -> None:
     cluster = next(block.text for block in blocks(ROOT / "docs" / "kubernetes.md") if block.language == "yaml")
     (folder / "wiki.yaml").write_text(cluster)
     (folder / "my.yaml").write_text(json.dumps({"name": "my", "model": SMALL_MODEL, "training": FEW_UPDATES}))
-
-
-def _write_text(folder: Path) -> None:
-    random = np.random.default_rng(1)
-    (folder / "wiki").mkdir()
-    for file in range(2):
-        documents = ["\n".join(" ".join(sentence(random)) + " ." for _ in range(9)) for _ in range(30)]
-        (folder / "wiki" / f"{file}.txt").write_text("\n\n".join(documents) + "\n")
-    shutil.copytree(folder / "wiki", folder / "texts")
 
 
 def _write_rows(folder: Path) -> None:
@@ -200,11 +196,8 @@ def typed(command: str, folder: Path) -> Done:
             return Done(planned.returncode, "", planned.stderr)
     command = INSTEAD.get(command, command)
     if not command.startswith("gaudi-bert "):
-        (folder / "bin").mkdir(exist_ok=True)
-        program = folder / "bin" / "gaudi-bert"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n')
-        program.chmod(0o755)
-        path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        write_program(folder / "bin" / "gaudi-bert")
+        path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, **PROCESSES, "PATH": path, "PYTHONPATH": str(ROOT)}
         words = ["bash", "-c", command]
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)

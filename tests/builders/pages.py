@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -52,6 +53,13 @@ def load_module(path: Path) -> Any:
     module.__file__ = str(path)
     loader.exec_module(module)
     return module
+
+
+def write_program(path: Path, text: str = f'exec {sys.executable} -m gaudi_bert "$@"') -> None:
+    """Write a shell script that can be run, by default one that runs this checkout's `gaudi-bert`."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 def name(page: Path) -> str:

@@ -126,10 +126,10 @@ def test_every_example_is_in_one_file_and_files_are_even(
 
 
 def test_fewer_examples_than_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"prepare\.shards = 9: the train text yields only 2 examples for 3 files"):
-        write_section(SECTION, blocks_of(2), tmp_path, 9, seed=5)
-    with pytest.raises(InputError, match=r"prepare\.text: the train text yields no examples"):
-        write_section(SECTION, blocks_of(0), tmp_path, 9, seed=5)
+    few = r"prepare\.shards = 9: the train text yields only 2 examples for 3 files"
+    for size, message in ((2, few), (0, r"prepare\.text: the train text yields no examples")):
+        with pytest.raises(InputError, match=message):
+            write_section(SECTION, blocks_of(size), tmp_path, 9, seed=5)
     assert not list(tmp_path.iterdir())
 
 

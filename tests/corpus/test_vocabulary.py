@@ -32,9 +32,7 @@ def write(path: Path, *tokens: str) -> Path:
 def test_a_vocabulary_is_read_and_written_alike(tmp_path: Path) -> None:
     path = write(tmp_path / "vocab.txt", *SPECIAL_TOKENS, "the", "##s", "\u2028", "é")
     vocabulary = read_vocabulary(path)
-    assert len(vocabulary) == 9
-    assert vocabulary.token_id("the") == 5
-    assert vocabulary.text.encode() == path.read_bytes()
+    assert (len(vocabulary), vocabulary.token_id("the"), vocabulary.text.encode()) == (9, 5, path.read_bytes())
     assert vocabulary.mark_continuations().tolist() == [False] * 6 + [True, False, False]
 
 

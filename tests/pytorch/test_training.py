@@ -134,10 +134,12 @@ def test_what_is_not_named_is_left_to_trainer_and_nonsense_is_refused() -> None:
     actual = translate_arguments({"per_device_train_batch_size": 32}, 2.0)
     assert actual == {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1, "remove_unused_columns": False}
     assert translate_arguments({"max_steps": -1, "warmup_steps": 0.1}, 2.0, correction="betas")["max_steps"] == -1
-    with pytest.raises(InputError, match=r"packing_factor = 0\.5: .*at least 1"):
-        translate_arguments({}, 0.5)
-    with pytest.raises(InputError, match=r"correction = 'beta': .*batch or betas"):
-        translate_arguments({}, 2.0, correction="beta")
+    for factor, correction, message in (
+        (0.5, "batch", r"packing_factor = 0\.5: .*at least 1"),
+        (2.0, "beta", "correction = 'beta': .*batch or betas"),
+    ):
+        with pytest.raises(InputError, match=message):
+            translate_arguments({}, factor, correction=correction)
 
 
 # --- Trainer and Accelerate, one process and two, undisturbed or stopped and resumed
