@@ -18,13 +18,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError, short_repr, shorten
-from gaudi_bert.common.files import explain_os_errors, open_file, read_file, write_json, write_text
+from gaudi_bert.common.files import read_file, write_json, write_text
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.values import format_problem, require_pattern
 
-_PIECE_BYTES = 1 << 20
 # Every count in a JSON file of this package must be at most this large. The sum of two such counts still fits into an int64.
 LARGEST_COUNT = 2**62
 
@@ -250,19 +248,6 @@ class InputTable(InputFile):
     """
 
     rows: Count
-
-
-def compute_file_identity(path: Path) -> InputFile:
-    """Read a file and return its name, size and CRC-32C.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
-    checksum = size = 0
-    with explain_os_errors(path, "read"), open_file(path) as handle:
-        while piece := handle.read(_PIECE_BYTES):
-            checksum, size = crc32c(piece, checksum), size + len(piece)
-    return InputFile(name=path.name, bytes=size, crc32c=checksum)
 
 
 def counts_to_json_fields(counts: Sequence[int]) -> dict[str, Any]:

@@ -20,12 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from gaudi_bert.artefacts.base import Artefact, Count, Crc32c
+from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, InputFile
 from gaudi_bert.artefacts.mirrored_folder import is_mirrored, list_files
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, open_file
+from gaudi_bert.common.files import atomic_file, explain_os_errors, open_file
+
+_CHUNK_BYTES = 1 << 20
+
+
+def compute_file_identity(path: Path) -> InputFile:
+    """Read a file and return its name, size and CRC-32C.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    checksum = size = 0
+    with explain_os_errors(path, "read"), open_file(path) as handle:
+        while chunk := handle.read(_CHUNK_BYTES):
+            checksum, size = crc32c(chunk, checksum), size + len(chunk)
+    return InputFile(name=path.name, bytes=size, crc32c=checksum)
 
 
 class Shard(Artefact):

@@ -19,12 +19,12 @@ from typing import TypeAlias
 import numpy as np
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.base import NOTES_NAME, compute_file_identity
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy, remove_local_copies
 from gaudi_bert.artefacts.packed import PackedTotals, RowLengthTables, TableManifest, TableMetadata, row_table_path
 from gaudi_bert.artefacts.results import PackResult, PlainResult, ResultsByRowLength, StageRun, require_complete
-from gaudi_bert.artefacts.shards import Shard, count_shards, divide_packs, shard_name
+from gaudi_bert.artefacts.shards import Shard, compute_file_identity, count_shards, divide_packs, shard_name
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.arrow import explain_arrow_cast_errors, require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import NOTES_NAME, compute_file_identity
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.packed import TableManifest, TableMetadata
-from gaudi_bert.artefacts.shards import Shard, check_shard_sizes
+from gaudi_bert.artefacts.shards import Shard, check_shard_sizes, compute_file_identity
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import open_parquet, require_pyarrow, require_utf8_column_names, validate_arrow_buffers
 from gaudi_bert.common.compiled import kernel_without_refcounts

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import compute_file_identity, manifest_path
+from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.mirrored_folder import (
     download_missing_files,
@@ -33,7 +33,7 @@ from gaudi_bert.artefacts.packed import (
     row_table_path,
 )
 from gaudi_bert.artefacts.results import PlainResult, ResultsByRowLength, StageOutput, StageRun
-from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.shards import Shard, compute_file_identity
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import explain_arrow_errors, require_pyarrow, require_utf8_column_names, validate_arrow_buffers
 from gaudi_bert.common.errors import FailedError, InputError

@@ -104,11 +104,10 @@ def predict(
         show_progress("predict", rows_file, answers_file, reporter) as progress,
     ):
         described = read_task_description(path)
-        name = changes.get("name", described.task)
-        if name != described.task:
+        if changes.get("name", described.task) != described.task:
             raise InputError(
-                f"task.name = {name}: {path} was fine-tuned for {described.task}; remove the setting, or fine-tune another "
-                "model"
+                f"task.name = {changes['name']}: {path} was fine-tuned for {described.task}; remove the "
+                "setting, or fine-tune another model"
             )
         # The settings that are stored with the model may include some that do not apply to its task. So check only the
         # settings that the user passed.
@@ -146,9 +145,7 @@ def predict(
         }
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
-            """Return the predictions for some rows as JSON lines. If documents are ranked, each line also contains the
-            query, the document and the logit.
-            """
+            """Return predictions as JSON lines. Lines of ranked documents also contain the query and the logit."""
             answers = task.make_predictions(outputs, sequences, answered)
             if options.group_by is None:
                 return list(map(_encode_json_line, answers))

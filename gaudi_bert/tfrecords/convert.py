@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import compute_file_identity
 from gaudi_bert.artefacts.completion import (
     Signature,
     begin_artefact_unless_finished,
@@ -29,7 +28,7 @@ from gaudi_bert.artefacts.completion import (
 )
 from gaudi_bert.artefacts.packed import Conversion, PackedTotals, RecordManifest, RecordMetadata, conversion_summary_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.shards import Shard, compute_file_identity
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature

@@ -26,10 +26,11 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import InputFile, compute_file_identity
+from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.artefacts.mirrored_folder import download_missing_files, list_files, mirror_folder
 from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.artefacts.packed import check_no_row_tables
+from gaudi_bert.artefacts.shards import compute_file_identity
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import address_of, as_word, copy_bytes, inlined_kernel, kernel_without_refcounts, load_u8
 from gaudi_bert.common.errors import InputError
