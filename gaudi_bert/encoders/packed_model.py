@@ -297,8 +297,8 @@ class PackedModel:
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(
-                f"{type(module).__name__}: expected outputs of shape {tuple(packed.shape)} from the head, found "
-                f"{tuple(expected.shape)}; choose another model"
+                f"{type(module).__name__}: the head returns outputs of shape {tuple(packed.shape)} for packed sequences, "
+                f"but {tuple(expected.shape)} for the same sequences alone; choose another model"
             )
         scale, largest = compute_max_abs_output_or_one([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale

@@ -47,10 +47,10 @@ NOTHING, CLOSURE = -2, -1
 
 
 def list_factor_rows_for_power(max_items: int, max_total: int) -> IntArray:
-    """List which rows of a table to multiply so that the last row becomes the power `max_items` of the first row. For each
-    total length, this power contains the largest total price of at most `max_items` items.
+    """Plan the max-plus products that raise the vector of prices to the power `max_items` by repeated squaring.
 
-    The multiplication is the max-plus product, and the power is computed by repeated squaring.
+    This power contains the largest total price of at most `max_items` items for each total length. The vectors are the rows
+    of a table. The first row contains the prices, and each product multiplies two rows and appends the result.
 
     Args:
         max_items: the exponent, which is the maximum number of items in a strategy.

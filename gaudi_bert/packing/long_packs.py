@@ -74,8 +74,8 @@ PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swa
 WIDEST = 200  # a swap may take at most this many tokens more than the excess
 ROOMY = 400  # number of packs with the most room that are examined one by one
 FAILURES = 100  # the round ends after this many consecutive packs without a swap
-# If a round of swaps makes less than this fraction of the tried packs fit, the remaining excess tokens are moved to other
-# packs.
+# A round of swaps tries to bring overfull packs down to the pack length. If it succeeds for less than this fraction of the
+# packs that it tries, more swaps would hardly help, so the remaining excess tokens are moved to other packs.
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
@@ -442,10 +442,9 @@ def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
 def pack_by_subsample(
     length_counts: IntArray, depth: int, pack_counts: Callable[[IntArray], StrategyCounts], max_subsample: int = THINNED
 ) -> StrategyCounts:
-    """Pack only a subsample of the sequences, and use each of the resulting packs several times, so that they hold all
-    sequences.
+    """Plan packs for every n-th sequence in the order of length, and use each planned pack n times for all sequences.
 
-    Every n-th sequence in the order of length is planned, and each pack is used n times. A slot then holds its own sequence
+    A slot then holds its own sequence
     or one of the n - 1 next shorter ones. The longest sequences, fewer than n, are added by best fit.
 
     Args:

@@ -326,8 +326,9 @@ def _pack_iteratively(
 
 
 def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> bool:
-    """Return whether a packing into long packs is so close to the lower bound that least squares is unlikely to save a pack.
-    Return False for short packs.
+    """Return whether a packing into long packs uses at most 1 / `NEAR` more packs than the lower bound.
+
+    The result is always False for short packs.
     """
     if len(length_counts) <= LONG:
         return False

@@ -203,8 +203,8 @@ class _RowPlanner:
     ) -> float:
         """Return the total cost of packing all sequences into rows of the given lengths.
 
-        `count_interval_packs` returns the number of packs of an interval. With `compute_min_rows`, the result is a lower
-        bound of the cost.
+        The cost is the number of rows of each length, times the cost of a row of this length. `count_interval_packs` returns
+        the number of rows for the sequences in an interval of lengths. With `compute_min_rows`, the result is a lower bound.
         """
         pack_count_of = count_interval_packs or self._estimate_packs
         return sum(

@@ -274,7 +274,8 @@ WHOLE = 1e-6
 MANY_PACKS = 1000
 
 # A dive rounds the linear program's fractional solution to whole packs in steps. If a step makes the target number of packs
-# unreachable, it is undone and tried again. The new attempt rounds up fewer of the fractions, by this factor.
+# unreachable, it is undone and tried again. For the new attempt, the share of the
+# fractions that are rounded up is divided by this number.
 FEWER = 3
 
 # If rounding up a single fraction makes the target number of packs unreachable, the dive tries another one. After more

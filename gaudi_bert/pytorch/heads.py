@@ -59,7 +59,7 @@ def _count_labels(batch: dict[str, Any]) -> torch.Tensor:
     for names in _COUNTED:
         if all(name in batch for name in names):
             return torch.stack([_is_predicted(batch[name]).sum() for name in names])
-    raise InputError(f"the batch contains no labels, only {', '.join(batch)}; pack a table that has a column labels")
+    raise InputError(f"the batch contains no labels, only {', '.join(batch)}; pack a table with a `labels` column")
 
 
 def _is_predicted(labels: torch.Tensor) -> torch.Tensor:

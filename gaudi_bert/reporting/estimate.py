@@ -165,8 +165,8 @@ def _estimate_packings(
     """
 
     def to_number(depth: str | int) -> int:
-        """Return a depth as a number. "max" becomes the number of slots in a pack, because every sequence has at least one
-        token.
+        """Return the maximum number of sequences in a pack. For "max", this is the pack length, because every sequence has
+        at least one token.
         """
         return resolve_depth(depth, histogram.max_sequence_length)
 

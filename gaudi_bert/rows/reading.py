@@ -284,8 +284,7 @@ def _list_column_layouts(task: TaskName | None, labelled: bool) -> list[tuple[st
 def _choose_column_layout(
     task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]
 ) -> tuple[str, ...]:
-    """Return the column layout of a row, given the names of its columns. A layout is a tuple of the settings that name the
-    columns.
+    """Choose which settings name the columns of a row, for example `text` and `label`, given the names of all columns.
 
     Only layouts that contain all settings that the user named are possible. Return the first of them whose columns are all
     present, or otherwise the first one.

@@ -255,7 +255,7 @@ class _RowEncoder:
             tokenizer.enable_truncation(self.max_tokens, direction=self.side)
         try:
             # Tokenizing takes about 100 times as much memory as the text itself, so limit the number of characters in a
-            # batch. Of a long text, only a part is tokenized first, so count only this part.
+            # batch. Only the beginning of a long text is tokenized first, so only the beginning counts.
             batches = batch_by_size(
                 rows,
                 lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.max_tokens) + len(row.text_pair or ""),

@@ -223,9 +223,9 @@ class PairJob(FineTuneJob):
 
 
 def check_no_packing_settings(settings: PipelineSettings) -> None:
-    """Raise an error if the user has set a packing option that does not apply to tasks with a single loss per weight update.
+    """Raise an error if the user has set how to pack the rows, although the task always packs by best fit.
 
-    The texts of each update are always packed by best fit.
+    These are the tasks whose loss compares all rows of a weight update.
 
     Raises:
         InputError: `finetune.row_lengths` or `finetune.algorithm` is set.

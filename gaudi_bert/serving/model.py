@@ -187,7 +187,7 @@ class ServedModel:
         return self._check_sequences(sequences_from_ids(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
 
     def _check_sequences(self, sequences: Sequences) -> Sequences:
-        """Check that the sequences may share rows with other texts, and return the sequences."""
+        """Return the sequences unchanged. Raise an error if they contain a token that the model cannot compute in packs."""
         self.torch_model.validate_and_extend_batch({"input_ids": sequences.input_ids})
         return sequences
 

@@ -57,9 +57,9 @@ from gaudi_bert.tables.verify import verify_single_table
 
 _PackedTable: TypeAlias = PackResult | PlainResult
 
-# If a group has few packs, it is divided into fewer shards than `shard_multiple`. Their number is then a divisor of
-# `shard_multiple`, and each shard contains at most this many packs. Any number of processes can still read the shards,
-# because processes divide packs among themselves and not shards.
+# Many shards with few packs would only slow reading down. Therefore, if a group has few packs, it is divided into the
+# smallest number of shards that divides `shard_multiple` and leaves at most this many packs in a shard. Any number of
+# processes can still read the shards, because processes divide packs among themselves and not shards.
 _PACKS_OF_A_SHARD = 1024
 
 

@@ -49,9 +49,11 @@ class MaskedLanguageModelling(Task):
     _kept_masks: tuple[MaskKey, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
     def make_targets_and_weights(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the masked token ids as `input_ids` [B, L], and the targets of up to Q masked tokens per pack.
+        """Mask random tokens of a batch. Return the token ids after masking, and the positions, original ids and loss
+        weights of the masked tokens.
 
-        The targets are `masked_positions`, `targets` and `target_weights`, all [B, Q].
+        The token ids are `input_ids` [B, L]. The others are `masked_positions`, `targets` and `target_weights`, all [B, Q],
+        in which Q is the maximum number of masked tokens in a pack.
         """
         fraction, sequences = self.settings.masked_lm_probability, batch.source
         ids = sequences.input_ids

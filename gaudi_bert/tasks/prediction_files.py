@@ -267,7 +267,7 @@ def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> It
         StoppedError: The user stopped the command before the first window was stored.
     """
     try:
-        # 1 is replaced by the number of rows, which is known once all rows were checked.
+        # The 1 is a placeholder. It is replaced by the number of rows as soon as all rows have been checked.
         with nullcontext() if rows_file == STANDARD_INPUT else reporter.task(name, 1, "rows") as task:
             yield task
     except KeyboardInterrupt as error:

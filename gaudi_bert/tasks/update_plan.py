@@ -292,8 +292,8 @@ def _balance_tokens_between_updates(stream: RowStream, row_order: IntArray, upda
         updates_by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[updates_by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
-        # A row may be swapped only if it shares no sequence with other rows of the two updates. Then the swap does not
-        # change how many sequences occur in several rows of an update.
+        # A row may move to the other update of its pair only if no other row of the two updates contains one of its
+        # sequences. Otherwise the move would change how often sequences are repeated within an update.
         texts, free = np.diff(rows.starts)[row_order], np.ones(len(row_order), np.bool_)
         sequences = np.repeat(pair[update_of_row], texts) * len(lengths) + rows.select_sequences(row_order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)

@@ -268,8 +268,10 @@ class _OpenFile:
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """What kernels need to read this file, as (the memory address of its bytes, the memory address of the positions of
-        its records, the number of records, the memory address of the checksums or 0 if there is no index).
+        """The memory addresses through which compiled code reads this file.
+
+        The tuple contains the address of the bytes, the address of the record positions, the number of records, and the
+        address of the checksums, which is 0 if there is no index.
         """
         checksums = 0 if self._checksums is None else self._checksums.ctypes.data
         return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums

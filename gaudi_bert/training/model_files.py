@@ -168,12 +168,12 @@ class _TransformerSettings(ExtensibleArtefact):
     config_kwargs: dict[str, Any] | None = None
 
     def collect_from_pretrained_kwargs(self, old_key: str, current_key: str) -> dict[str, Any]:
-        """Return the keyword arguments that sentence_bert_config.json stores for `from_pretrained` of a `transformers`
-        class. Arguments that sentence-transformers sets itself are omitted.
+        """Return the keyword arguments for a `from_pretrained` method that sentence_bert_config.json contains, without those
+        that sentence-transformers sets itself.
 
         Args:
-            old_key: The key in files of older versions, which takes precedence.
-            current_key: The key in files of current versions.
+            old_key: The key under which older versions store the arguments. It takes precedence.
+            current_key: The key under which current versions store them.
         """
         stored = getattr(self, old_key) if old_key in self.model_fields_set else getattr(self, current_key)
         return {key: value for key, value in (stored or {}).items() if key not in _OF_THE_LOADER}

@@ -308,7 +308,7 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
     """
 
     def compute_error_and_steps(packs: int) -> tuple[float, int]:
-        """For micro-batches of `packs` packs, return (relative error, accumulation steps).
+        """For micro-batches of `packs` packs, return (relative error of the batch size, accumulation steps).
 
         The error is the difference between the resulting and the requested number of sequences per update, divided by the
         requested number and rounded to whole percent.

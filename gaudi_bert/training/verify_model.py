@@ -330,7 +330,7 @@ def _measure_attention_leaks(
     )
 
     def compare_outputs_bitwise(placed: _PlacedSequence) -> list[bool]:
-        """For each non-empty output of a sequence, return whether it has the same bits before and after the change."""
+        """Return whether each non-empty output of a sequence has the same bits before and after other sequences change."""
         now = _select_outputs(after, placed)
         return [old.tobytes() == now[name].tobytes() for name, old in _select_outputs(before, placed).items() if old.size]
 
